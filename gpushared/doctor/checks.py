@@ -32,21 +32,21 @@ from gpushared.ports import Driver, DriverFacts
 
 T = TypeVar("T")
 FRESH_SECONDS = 1.0
-"""A look serves further callers for so long, so that they cannot keep the machine busy with looks."""
+"""The results of a look serve further callers for this long, so that many callers cause few looks."""
 
 
 def _of(
-    part: Callable[[DoctorFacts], T | Unread], judge: Callable[[T], CheckFinding], *, told_by: str = ""
+    part: Callable[[DoctorFacts], T | Unread], judge: Callable[[T], CheckFinding], *, reported_by: str = ""
 ) -> Callable[[DoctorFacts], CheckFinding]:
     """Return a check of one part. A part that could not be read is a warning: nothing was found wrong.
 
-    ``told_by`` names the check that tells so, if several checks look at the same part.
+    If several checks look at the part, ``reported_by`` names the one that reports a part that was not read.
     """
 
     def look(facts: DoctorFacts) -> CheckFinding:
         found = part(facts)
-        if isinstance(found, Unread) and told_by:
-            return skipped("could not be looked at", because=told_by)
+        if isinstance(found, Unread) and reported_by:
+            return skipped("could not be looked at", because=reported_by)
         if isinstance(found, Unread):
             return warning(f"could not be looked at: {found.why}", found.hint)
         return judge(found)
@@ -79,10 +79,12 @@ CHECKS: tuple[Check[DoctorFacts], ...] = (
     _check("mps-version", gpu.mps_version, "driver", "mps-program"),
     _check("mps-users", gpu.mps_users, "driver", "mps-program"),
     _check("mps-architecture", gpu.mps_architecture, "driver", "mps-program"),
-    _check("mps-default-pipe", _of(lambda f: f.mps, gpu.mps_default_pipe, told_by="mps-program"), "driver"),
+    _check(
+        "mps-default-pipe", _of(lambda f: f.mps, gpu.mps_default_pipe, reported_by="mps-program"), "driver"
+    ),
     _check(
         "mps-foreign-daemon",
-        _of(lambda f: f.mps, gpu.mps_foreign, told_by="mps-program"),
+        _of(lambda f: f.mps, gpu.mps_foreign, reported_by="mps-program"),
         "driver",
         "mps-default-pipe",
     ),
@@ -146,21 +148,21 @@ class MachineProbe:
 
     def __init__(
         self,
-        places: Callable[[], DaemonPaths],
+        paths: Callable[[], DaemonPaths],
         view: Callable[[], DaemonView],
         driver: Driver | None,
         readers: Readers | None = None,
     ) -> None:
-        self._places = places
+        self._paths = paths
         self._view = view
         self._driver = driver
         self._readers = readers or Readers()
 
     async def look(self) -> DoctorFacts:
         """Return the facts within the readers' and the driver's time-outs."""
-        places, read = self._places(), self._readers.read
-        config = places.started
-        trusted = sorted({"docker", *places.config.gate.trusted_groups})
+        paths, read = self._paths(), self._readers.read
+        config = paths.started
+        trusted = sorted({"docker", *paths.config.gate.trusted_groups})
         async with asyncio.TaskGroup() as group:
             driver = group.create_task(self._read_driver())
             engine = group.create_task(read("docker", lambda: read_engine(config.engine.socket)))
@@ -169,10 +171,10 @@ class MachineProbe:
             host = group.create_task(read("host", read_host))
             groups = group.create_task(read("groups", lambda: read_groups(trusted)))
             unit = group.create_task(read("unit", lambda: read_unit(os.environ)))
-            socket = group.create_task(read("socket", lambda: read_socket(places.socket)))
+            socket = group.create_task(read("socket", lambda: read_socket(paths.socket)))
             runtime = group.create_task(self._read_directory("runtime", config.node.runtime_dir))
             state = group.create_task(self._read_directory("state", config.node.state_dir))
-            stored = group.create_task(read("config", lambda: read_config(places)))
+            stored = group.create_task(read("config", lambda: read_config(paths)))
         return DoctorFacts(
             simulated=self._driver is None,
             daemon=self._view(),
@@ -206,12 +208,12 @@ def _read_mps(config: Config) -> MpsReport:
     return read_mps(config.sharing.mps_binary, Path(config.node.runtime_dir) / "mps", wanted=wanted)
 
 
-def read_config(places: DaemonPaths) -> ConfigState:
+def read_config(paths: DaemonPaths) -> ConfigState:
     """Compare the files with the configuration that the daemon read."""
     try:
-        stored = places.reread()
-        restart = _fixed(stored, places.config) != _fixed(places.started, places.config)
-        return ConfigState(differs=stored != places.config, needs_restart=restart)
+        stored = paths.reread()
+        restart = _fixed(stored, paths.config) != _fixed(paths.started, paths.config)
+        return ConfigState(differs=stored != paths.config, needs_restart=restart)
     except ConfigError as error:
         return ConfigState(problem="; ".join(line.strip() for line in error.message.splitlines()))
 

@@ -16,11 +16,12 @@ from gpushared.doctor.machine_facts import (
     Toolkit,
     Unread,
     Version,
+    driver_of,
     is_rebuilt,
     numbers,
 )
 from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
-from gpushared.ports import DeviceMechanism, DriverFacts, GpuSettings
+from gpushared.ports import DeviceMechanism, GpuSettings
 
 OLDEST_API: Version = (1, 41)
 """This is Docker 20.10."""
@@ -136,9 +137,9 @@ def docker_group_members(groups: Groups) -> CheckFinding:
     found = {group: names for group, names in groups.members.items() if names}
     if not found:
         return ok("nobody is trusted through a group")
-    told = "; ".join(f"{group}: {', '.join(names)}" for group, names in sorted(found.items()))
+    members = "; ".join(f"{group}: {', '.join(names)}" for group, names in sorted(found.items()))
     return warning(
-        f"members of trusted groups are root in effect, and not held to leases ({told})",
+        f"members of trusted groups are root in effect, and not held to leases ({members})",
         "take out who needs no root: `gpasswd -d USER GROUP`; `gpushare run` needs no group",
     )
 
@@ -163,7 +164,7 @@ def gpu_mechanism(facts: DoctorFacts) -> CheckFinding:
 
 def cdi_spec(facts: DoctorFacts) -> CheckFinding:
     """Check that the CDI spec fits: it names the driver's files and the GPUs of the day it was made."""
-    specs, driver = _engine(facts).nvidia_specs, _driver(facts)
+    specs, driver = _engine(facts).nvidia_specs, driver_of(facts)
     if not specs.files:
         return ok("no CDI spec of NVIDIA's is in use")
     fix = f"`nvidia-ctk cdi generate --output={specs.files[-1]}`; since 1.18 nvidia-cdi-refresh.path does it"
@@ -250,11 +251,6 @@ def _lacks_authorization_fix(version: Version) -> bool:
 def _engine(facts: DoctorFacts) -> EngineReport:
     assert not isinstance(facts.engine, Unread), "made after `docker` only"
     return facts.engine
-
-
-def _driver(facts: DoctorFacts) -> DriverFacts:
-    assert not isinstance(facts.driver, Unread), "made after `driver` only"
-    return facts.driver
 
 
 def _without_label(text: str) -> str:

@@ -15,16 +15,16 @@ from gpushared.doctor.machine_facts import (
     MpsReport,
     UnmanagedProcess,
     Unread,
+    driver_of,
     numbers,
 )
 from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import CheckFinding, failed, ok, skipped, warning
 from gpushared.domain.model.units import format_memory
-from gpushared.ports import DriverFacts, GpuSettings
+from gpushared.ports import GpuSettings
+from gpushared.sharing.compute_mode import EXCLUSIVE_PROCESS, PROHIBITED
 
 DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where MPS itself puts it
-PROHIBITED = 2
-EXCLUSIVE_PROCESS = 3
 VOLTA = (7, 0)
 MEMORY_LIMITS_DRIVER = 615
 """This is the first release with ``nvmlDeviceSetMemoryLimits_v1``: a wall around a whole container."""
@@ -50,13 +50,13 @@ def driver(facts: DoctorFacts) -> CheckFinding:
 
 
 def gpu_health(facts: DoctorFacts) -> CheckFinding:
-    told = {gpu.index: gpu.trouble for gpu in _driver(facts).gpus if gpu.trouble}
-    told |= {gpu.index: gpu.trouble for gpu in facts.daemon.gpus if gpu.trouble and gpu.index not in told}
-    empty = {gpu.index for gpu in _driver(facts).gpus if gpu.mig and not gpu.mig_instances}
-    told = {index: trouble for index, trouble in told.items() if index not in empty}  # see mig-mode
-    if told:
+    troubles = {gpu.index: gpu.trouble for gpu in facts.daemon.gpus if gpu.trouble}
+    troubles |= {gpu.index: gpu.trouble for gpu in driver_of(facts).gpus if gpu.trouble}
+    empty = {gpu.index for gpu in driver_of(facts).gpus if gpu.mig and not gpu.mig_instances}
+    troubles = {index: text for index, text in troubles.items() if index not in empty}  # see mig-mode
+    if troubles:
         return failed(
-            "; ".join(f"GPU {index}: {trouble}" for index, trouble in sorted(told.items())),
+            "; ".join(f"GPU {index}: {text}" for index, text in sorted(troubles.items())),
             "see `dmesg` for the Xid; leases there end, the other GPUs serve on",
         )
     return ok("every GPU answers")
@@ -64,15 +64,15 @@ def gpu_health(facts: DoctorFacts) -> CheckFinding:
 
 def drained_gpus(facts: DoctorFacts) -> CheckFinding:
     drained = {gpu.index: gpu for gpu in facts.daemon.gpus if gpu.drained}
-    told = "; ".join(f"GPU {index} {gpu.drained}" for index, gpu in sorted(drained.items()))
+    reasons = "; ".join(f"GPU {index} {gpu.drained}" for index, gpu in sorted(drained.items()))
     sick = [index for index, gpu in sorted(drained.items()) if gpu.sick]
     if sick:
         which = sick[0]
         return failed(
-            told, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
+            reasons, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
         )
     if drained:
-        return warning(told, f"`gpushare undrain {min(drained)}` when it may be leased again")
+        return warning(reasons, f"`gpushare undrain {min(drained)}` when it may be leased again")
     return ok("no GPU is drained")
 
 
@@ -86,7 +86,7 @@ def device_nodes(host: HostFacts) -> CheckFinding:
 
 
 def persistence_mode(facts: DoctorFacts) -> CheckFinding:
-    off = [gpu for gpu in _driver(facts).gpus if gpu.persistence is False]
+    off = [gpu for gpu in driver_of(facts).gpus if gpu.persistence is False]
     if off:
         return warning(
             f"persistence mode is off on {_names(off)}: an idle GPU takes seconds to answer",
@@ -106,7 +106,7 @@ def persistence_daemon(host: HostFacts) -> CheckFinding:
 
 
 def compute_mode(facts: DoctorFacts) -> CheckFinding:
-    gpus = _driver(facts).gpus
+    gpus = driver_of(facts).gpus
     if closed := [gpu for gpu in gpus if gpu.compute_mode == PROHIBITED]:
         return failed(
             f"compute mode PROHIBITED on {_names(closed)}: no program can use it",
@@ -132,7 +132,7 @@ def compute_mode(facts: DoctorFacts) -> CheckFinding:
 
 
 def mig_mode(facts: DoctorFacts) -> CheckFinding:
-    split = [gpu for gpu in _driver(facts).gpus if gpu.mig]
+    split = [gpu for gpu in driver_of(facts).gpus if gpu.mig]
     if empty := [gpu for gpu in split if not gpu.mig_instances and not gpu.trouble]:
         index = empty[0].index
         return warning(
@@ -147,20 +147,20 @@ def mig_mode(facts: DoctorFacts) -> CheckFinding:
 
 
 def driver_memory_limits(facts: DoctorFacts) -> CheckFinding:
-    version = numbers(_driver(facts).version)
+    version = numbers(driver_of(facts).version)
     if version[:1] < (MEMORY_LIMITS_DRIVER,):
         return warning(
-            f"driver {_driver(facts).version} cannot limit a container's memory as a whole "
+            f"driver {driver_of(facts).version} cannot limit a container's memory as a whole "
             f"(r{MEMORY_LIMITS_DRIVER} can): MPS limits each cooperating process",
             f"a driver of release {MEMORY_LIMITS_DRIVER} or later, where memory must be a hard wall",
         )
     if facts.daemon.wall_trouble:
         return warning(
-            f"driver {_driver(facts).version} can limit a container's memory as a whole, but does not here: "
+            f"driver {driver_of(facts).version} can limit a container's memory as a whole, but does not here: "
             f"{facts.daemon.wall_trouble}",
             "leases stand behind MPS meanwhile; the daemon tries again within a minute of a lease that asks",
         )
-    return ok(f"driver {_driver(facts).version} limits each container's memory as a whole")
+    return ok(f"driver {driver_of(facts).version} limits each container's memory as a whole")
 
 
 def pid_namespace(host: HostFacts) -> CheckFinding:
@@ -196,7 +196,7 @@ def mps_program(facts: DoctorFacts) -> CheckFinding:
 
 
 def mps_version(facts: DoctorFacts) -> CheckFinding:
-    program, running = _mps(facts).program, _driver(facts).version
+    program, running = _mps(facts).program, driver_of(facts).version
     mps = numbers(program.version)[:1] if program else ()
     if mps and mps != numbers(running)[:1]:
         return failed(
@@ -230,7 +230,7 @@ def mps_users(facts: DoctorFacts) -> CheckFinding:
 
 
 def mps_architecture(facts: DoctorFacts) -> CheckFinding:
-    old = [gpu for gpu in _driver(facts).gpus if gpu.compute_capability and gpu.compute_capability < VOLTA]
+    old = [gpu for gpu in driver_of(facts).gpus if gpu.compute_capability and gpu.compute_capability < VOLTA]
     if old:
         return warning(
             f"{_names(old)} is older than Volta: MPS limits neither compute nor memory there",
@@ -266,8 +266,8 @@ def mps_foreign(mps: MpsReport) -> CheckFinding:
 
 def mps_daemons(view: DaemonView) -> CheckFinding:
     if sick := [gpu for gpu in view.gpus if gpu.sharing_trouble]:
-        told = dict.fromkeys(gpu.sharing_trouble for gpu in sick)
-        return failed("; ".join(told), "see `journalctl -u gpushared`; whole GPUs can still be leased")
+        troubles = dict.fromkeys(gpu.sharing_trouble for gpu in sick)
+        return failed("; ".join(troubles), "see `journalctl -u gpushared`; whole GPUs can still be leased")
     return ok("the MPS daemons of leases answer")
 
 
@@ -299,7 +299,7 @@ def unmanaged_processes(facts: DoctorFacts) -> CheckFinding:
     view = facts.daemon
     if not view.unmanaged:
         return ok("every process on a GPU belongs to a lease")
-    named = [_process(one) for one in view.unmanaged[:SHOWN]]
+    named = [_process_text(process) for process in view.unmanaged[:SHOWN]]
     more = len(view.unmanaged) - SHOWN
     return warning(
         "GPU processes without a lease: " + ", ".join(named) + (f" and {more} more" if more > 0 else ""),
@@ -317,18 +317,13 @@ def memory_figures(view: DaemonView) -> CheckFinding:
     return ok("the driver tells what each process of a lease holds")
 
 
-def _process(one: UnmanagedProcess) -> str:
-    user = f" of {one.user}" if one.user else ""
-    memory = f", {format_memory(one.memory_bytes)}" if one.memory_bytes else ""
-    return f"{one.command or 'a process'}{user} on GPU {one.gpu_index} (PID {one.pid}{memory})"
+def _process_text(process: UnmanagedProcess) -> str:
+    user = f" of {process.user}" if process.user else ""
+    memory = f", {format_memory(process.memory_bytes)}" if process.memory_bytes else ""
+    return f"{process.command or 'a process'}{user} on GPU {process.gpu_index} (PID {process.pid}{memory})"
 
 
-# --- what dependencies make sure of --------------------------------------------------------------------
-
-
-def _driver(facts: DoctorFacts) -> DriverFacts:
-    assert not isinstance(facts.driver, Unread), "made after `driver` only"
-    return facts.driver
+# --- helpers -------------------------------------------------------------------------------------------
 
 
 def _mps(facts: DoctorFacts) -> MpsReport:

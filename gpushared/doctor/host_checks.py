@@ -16,22 +16,22 @@ from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
 from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.units import format_duration, format_memory
 
-LITTLE_BYTES = 500 * MIB
-NOTHING_BYTES = 20 * MIB
+NEARLY_FULL_BYTES = 500 * MIB
+FULL_BYTES = 20 * MIB
 FEW_INODES = 1000
 EVERYBODY_CONNECTS = 0o002
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "lustre"}
 )
 MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-LATE = 0.1
-"""Certificates are renewed long before so little of their time is left."""
+LATE_RATIO = 0.1
+"""A certificate with less of its time left should have been renewed long ago."""
 TOLERATED_CLOCK_SECONDS = 120.0
 NOTED_CLOCK_SECONDS = 30.0
-TOLD_HERE = frozenset({"pool", "pool-clock", "membership"})
-"""These checks tell the troubles of these parts of the daemon."""
+CHECKED_PARTS = frozenset({"journal", "pool", "pool-clock", "membership"})
+"""Checks of this module report the troubles of these parts of the daemon."""
 
-_NONE = ok("this node is in no pool")
+_NO_POOL = ok("this node is in no pool")
 
 
 def host(facts: DoctorFacts) -> CheckFinding:
@@ -119,9 +119,11 @@ def journal_disk(found: Directory) -> CheckFinding:
             "is it mounted read-only, or missing in the unit's ReadWritePaths?",
         )
     free = format_memory(found.free_bytes)
-    if found.free_bytes < NOTHING_BYTES or found.free_inodes == 0:
+    if found.free_bytes < FULL_BYTES or found.free_inodes == 0:
         return failed(f"the disk of {found.path} is full ({free} free): no lease can be granted", "make room")
-    if found.free_bytes < LITTLE_BYTES or (found.free_inodes is not None and found.free_inodes < FEW_INODES):
+    if found.free_bytes < NEARLY_FULL_BYTES or (
+        found.free_inodes is not None and found.free_inodes < FEW_INODES
+    ):
         return warning(f"the disk of {found.path} is nearly full ({free} free)", "make room")
     if found.file_system in NETWORK_FILE_SYSTEMS:
         return warning(
@@ -132,12 +134,12 @@ def journal_disk(found: Directory) -> CheckFinding:
 
 
 def daemon_parts(facts: DoctorFacts) -> CheckFinding:
-    """Tell the daemon's troubles that no other check names."""
-    told = {"journal", *TOLD_HERE}
-    told |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
-    told |= {"engine"} if isinstance(facts.engine, Unread) else set()
-    told |= {part for part in facts.daemon.troubles if part.startswith(UNSEEN)}
-    if left := {part: text for part, text in facts.daemon.troubles.items() if part not in told}:
+    """Report the daemon's troubles that no other check reports."""
+    reported = {*CHECKED_PARTS}
+    reported |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
+    reported |= {"engine"} if isinstance(facts.engine, Unread) else set()
+    reported |= {part for part in facts.daemon.troubles if part.startswith(UNSEEN)}
+    if left := {part: text for part, text in facts.daemon.troubles.items() if part not in reported}:
         return failed("; ".join(left[part] for part in sorted(left)), "see `journalctl -u gpushared`")
     return ok("the daemon's parts work")
 
@@ -171,7 +173,7 @@ def certificate(view: DaemonView) -> CheckFinding:
         return failed(f"the node's place in its pool: {trouble}", "see `journalctl -u gpushared`")
     pool = view.pool
     if pool is None:
-        return _NONE
+        return _NO_POOL
     left = pool.expires_at - pool.now
     if left <= 0:
         return failed(
@@ -180,7 +182,7 @@ def certificate(view: DaemonView) -> CheckFinding:
             f"`gpushare node leave`, and join again with what `gpushare pool token --node {pool.node}` says",
         )
     text = f"the node's certificate in pool {pool.name} is good for {format_duration(int(left))}"
-    if left < LATE * (pool.expires_at - pool.issued_at):
+    if left < LATE_RATIO * (pool.expires_at - pool.issued_at):
         return warning(
             f"{text} only, and was not renewed", "the link to the coordinator renews it; see there"
         )
@@ -190,7 +192,7 @@ def certificate(view: DaemonView) -> CheckFinding:
 def link(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
-        return _NONE
+        return _NO_POOL
     if pool.away:
         return failed(
             f"pool {pool.name}: {pool.away}",
@@ -204,7 +206,7 @@ def link(view: DaemonView) -> CheckFinding:
 def clock(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
-        return _NONE
+        return _NO_POOL
     ahead = pool.clock_ahead_seconds
     if ahead is None:
         return ok("the clocks were not compared yet")
@@ -221,7 +223,7 @@ def clock(view: DaemonView) -> CheckFinding:
 def realm(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
-        return _NONE
+        return _NO_POOL
     if not pool.may_assert:
         return failed(
             f"users of this node are USER@{pool.realm}, for whom its certificate does not let it speak: "

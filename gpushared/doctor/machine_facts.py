@@ -252,6 +252,12 @@ class DoctorFacts:
     config: ConfigState | Unread
 
 
+def driver_of(facts: DoctorFacts) -> DriverFacts:
+    """Return the driver's facts, for checks that come after the check ``driver``."""
+    assert not isinstance(facts.driver, Unread), "made after `driver` only"
+    return facts.driver
+
+
 def numbers(text: str) -> Version:
     """Return the first numbers in a text, () without any: ``20.10.24+dfsg1`` is (20, 10, 24)."""
     found = _NUMBERS.search(text)

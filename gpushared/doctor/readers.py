@@ -1,4 +1,4 @@
-"""Read the machine, MPS, NVIDIA's toolkit and the engine, without waiting for what may be away or hang."""
+"""Read the machine, MPS, NVIDIA's toolkit and the engine; no part that hangs holds up the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import grp
 import os
 import re
-import shutil
 import stat
 import subprocess
 import threading
@@ -33,7 +32,7 @@ from gpushared.doctor.machine_facts import (
     Unread,
 )
 from gpushared.domain.model.errors import GpushareError, Unavailable
-from gpushared.engine.docker_engine import engine_facts, nvidia_specs, spec_dirs
+from gpushared.engine.docker_engine import engine_facts, find_program, nvidia_specs, spec_dirs
 from gpushared.engine.workers import Connector
 
 T = TypeVar("T")
@@ -49,7 +48,6 @@ MPS_PROGRAM = "nvidia-cuda-mps-control"
 TOOLKIT_PROGRAM = "nvidia-ctk"
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 ENV_SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MOST_PROGRAM_BYTES = 32 * 1024 * 1024
 ENGINE_SECONDS = 6.0
 
@@ -88,13 +86,13 @@ class Readers:
         except GpushareError as error:
             return Unread(error.message, error.hint)
         except OSError as error:
-            return Unread(_said(error))
+            return Unread(_reason(error))
         except ValueError as error:
             return Unread(f"something is written in an unknown way: {error}")
         return found
 
 
-def _said(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
@@ -138,7 +136,7 @@ def read_socket(path: Path) -> SocketFile:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return SocketFile(str(path), is_socket=False)
-    closed = (one for one in reversed(path.parents) if not one.stat().st_mode & OTHERS_ENTER)
+    closed = (parent for parent in reversed(path.parents) if not parent.stat().st_mode & OTHERS_ENTER)
     first = next(closed, None)
     return SocketFile(str(path), stat.S_ISSOCK(mode), stat.S_IMODE(mode), str(first) if first else "")
 
@@ -220,7 +218,7 @@ def _limit_files(root: Path) -> Iterator[Path]:
         else:
             continue
         own = _under(home, path)
-        yield from (one / name for one in (own, *own.parents) if one.is_relative_to(home))
+        yield from (place / name for place in (own, *own.parents) if place.is_relative_to(home))
 
 
 def _own_cgroups(root: Path) -> Iterator[tuple[str, str]]:
@@ -305,11 +303,6 @@ def read_specs(dirs: tuple[Path, ...]) -> NvidiaSpecs:
         driver_versions=frozenset(v for text in texts.values() for v in _LIBRARY.findall(text)),
         uuids=frozenset(uuid for text in texts.values() for uuid in _UUID.findall(text)),
     )
-
-
-def find_program(name: str) -> str:
-    """Return a program's path, as root's shell and the Docker engine would find it; empty without one."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}") or ""
 
 
 def _env_switch(config: Path) -> bool:

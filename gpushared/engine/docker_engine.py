@@ -28,7 +28,7 @@ from gpushared.engine import reality
 from gpushared.engine.cdi import DEFAULT_SPEC_DIR, LeaseSpecs
 from gpushared.engine.engine_events import EventFeed, facts_of_inspect, ids_of_list
 from gpushared.engine.reality import memory_used
-from gpushared.engine.workers import Connector, Workers
+from gpushared.engine.workers import Connector, Workers, unknown_words
 from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_GATE,
@@ -290,7 +290,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             maps_users="name=userns" in (info.get("SecurityOptions") or ()),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(f"the Docker engine describes itself in unknown words: {error!r}") from error
+        raise unknown_words("describes itself", error) from error
 
 
 def _cgroup_driver(info: Mapping[str, Any]) -> CgroupDriver:
@@ -315,11 +315,16 @@ def runtime_spec_dir(dirs: Sequence[Path]) -> Path:
 
 def _other_mechanism(info: Mapping[str, Any]) -> DeviceMechanism:
     """Return how GPUs come into containers if no CDI spec of NVIDIA's names them."""
-    if shutil.which(DEVICE_REQUEST_HOOK, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"):
+    if find_program(DEVICE_REQUEST_HOOK):
         return DeviceMechanism.DEVICE_REQUEST
     if NVIDIA_RUNTIME in (info.get("Runtimes") or {}):
         return DeviceMechanism.NVIDIA_RUNTIME
     return DeviceMechanism.PLAIN
+
+
+def find_program(name: str) -> str:
+    """Return a program's path, as root's shell and the Docker engine would find it; empty without one."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}") or ""
 
 
 def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
@@ -335,7 +340,7 @@ def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
 def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:
     """Return the UUIDs for which ``nvidia.com/gpu=<uuid>`` works: specs may name GPUs by index only."""
     discovered = (
-        _UUID_DISCOVERED.fullmatch(one.get("ID", "")) for one in info.get("DiscoveredDevices") or ()
+        _UUID_DISCOVERED.fullmatch(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ()
     )
     in_files = (_UUID_DEVICE.findall(text) for text in nvidia_specs(spec_dirs(info)).values())
     return frozenset(match[1] for match in discovered if match).union(*in_files)

@@ -22,7 +22,7 @@ import requests
 from gpushared.domain.model.errors import EngineUnavailable, GpushareError
 from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import ContainerId
-from gpushared.engine.workers import Connector
+from gpushared.engine.workers import Connector, unknown_words
 from gpushared.ports import DEFAULT_STOP_SECONDS, LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus
 
 DESTROY = "destroy"
@@ -129,9 +129,7 @@ class EventFeed:
             container, death = ContainerId(event["Actor"]["ID"]), facts_of_death(event)
             destroyed = event["Action"] == DESTROY
         except (KeyError, TypeError, AttributeError) as error:
-            raise EngineUnavailable(
-                f"the Docker engine reports events in unknown words: {error!r}"
-            ) from error
+            raise unknown_words("reports events", error) from error
         with self._lock:
             before = self._pending.get(container)
             last_words = death or (before.last_words if before else None)
@@ -163,7 +161,7 @@ def ids_of_list(answer: Sequence[Mapping[str, Any]]) -> tuple[ContainerId, ...]:
     try:
         return tuple(ContainerId(each["Id"]) for each in answer if each["Labels"].get(LABEL_DEVICE))
     except (KeyError, TypeError, AttributeError) as error:
-        raise EngineUnavailable(f"the Docker engine lists containers in unknown words: {error!r}") from error
+        raise unknown_words("lists containers", error) from error
 
 
 def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
@@ -188,9 +186,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             start_error=str(state.get("Error") or "")[:START_ERROR_CHARACTERS],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(
-            f"the Docker engine describes a container in unknown words: {error!r}"
-        ) from error
+        raise unknown_words("describes a container", error) from error
 
 
 def facts_of_death(event: Mapping[str, Any]) -> ContainerFacts | None:

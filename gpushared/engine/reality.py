@@ -22,10 +22,12 @@ from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.processes import STAT_BYTES, containers_of_cgroup, start_ticks_of_stat
+from gpushared.engine.workers import unknown_words
 from gpushared.mountinfo import Mount, is_under, parse_line
-from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
+from gpushared.ports import DeviceNode, DeviceRule, EngineDescription, Exposure, MachineDevices, Reality
 
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 OWN = "self"
 """This daemon has the machine's namespaces, except perhaps for mounts."""
 NAMESPACES = ("pid", "ipc", "net", "uts", "mnt", "user", "cgroup")
@@ -52,11 +54,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _RULE = re.compile(r"([abc]) (\d+|\*):(\d+|\*) ([rwm]+)")
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 DEVICES = "devtmpfs"
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
-_USE = ("memory.current", "memory.usage_in_bytes")
+_USED_FILES = ("memory.current", "memory.usage_in_bytes")
 """The first file is that of v2, the second that of v1."""
-_FILES = frozenset({"active_file", "inactive_file"}), frozenset({"total_active_file", "total_inactive_file"})
+_FILE_PAGES = (
+    frozenset({"active_file", "inactive_file"}),
+    frozenset({"total_active_file", "total_inactive_file"}),
+)
 """These are pages of files, which the kernel takes back before it ends any process; tmpfs has no such
 pages."""
 
@@ -77,11 +80,9 @@ def read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path = PROC)
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return None
     except OSError as error:
-        raise EngineUnavailable(f"what a container has cannot be looked at: {error}") from error
+        raise EngineUnavailable(f"a container cannot be looked at: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EngineUnavailable(
-            f"the Docker engine describes a container in unknown words: {error!r}"
-        ) from error
+        raise unknown_words("describes a container", error) from error
 
 
 def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Reality | None:
@@ -98,7 +99,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
         name=str(inspected["Name"]).removeprefix("/"),
         pid=pid,
         start_ticks=began,
-        word=word_of(inspected),
+        described=description_of(inspected),
         machine=machine(proc),
         uids=_numbers(status["Uid"]),
         gids=_numbers(status["Gid"]) | _numbers(status["Groups"]),
@@ -117,12 +118,12 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
 # --- the engine's report -------------------------------------------------------------------------------
 
 
-def word_of(inspected: Mapping[str, Any]) -> Word:
+def description_of(inspected: Mapping[str, Any]) -> EngineDescription:
     """Return the engine's report from ``GET /containers/<id>/json``."""
     config, host = inspected["Config"], inspected["HostConfig"]
     asked = [each.split(":")[0] for each in host.get("Binds") or ()]
     asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
-    return Word(
+    return EngineDescription(
         labels=config.get("Labels") or {},
         mark=host.get("ContainerIDFile") or "",
         env=tuple(config.get("Env") or ()),
@@ -162,8 +163,8 @@ def machine(proc: Path = PROC) -> MachineDevices:
     majors = {int(number): name for number, name in pairs if GPU_DRIVERS.fullmatch(name.strip())}
     minors: dict[GpuId, int] = {}
     for path in (proc / "driver/nvidia/gpus").glob("*/information"):
-        said = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
-        uuid, minor = said.get("GPU UUID", "").strip(), said.get("Device Minor", "").strip()
+        facts = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        uuid, minor = facts.get("GPU UUID", "").strip(), facts.get("Device Minor", "").strip()
         if minor.isdecimal():
             minors[GpuId(uuid)] = int(minor)
     return MachineDevices({NVIDIA_MAJOR: "nvidia", **majors}, minors)
@@ -186,7 +187,7 @@ def _rules(cgroups: str, container: ContainerId) -> tuple[DeviceRule, ...] | Non
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         if "devices" in controllers.split(",") and container in path:
-            file = Path("/sys/fs/cgroup/devices") / path.lstrip("/") / "devices.list"
+            file = CGROUPS / "devices" / path.lstrip("/") / "devices.list"
             return rules_of_list(file.read_text()) if file.exists() else None
     return None
 
@@ -200,14 +201,14 @@ def without_devices(mounts: Sequence[Mount]) -> frozenset[str]:
 
 
 def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
-    barren, mounted = without_devices(mounts), frozenset(each.point for each in mounts)
-    if DEV in barren:
+    no_devices, mounted = without_devices(mounts), frozenset(each.point for each in mounts)
+    if DEV in no_devices:
         return
     root = os.open(own / "root", os.O_RDONLY | os.O_DIRECTORY)
     try:
         descriptor = os.open("dev", _FOLDER, dir_fd=root)
         try:
-            for path, found in islice(_files(descriptor, DEV, barren, mounted), MOST_NODES):
+            for path, found in islice(_files(descriptor, DEV, no_devices, mounted), MOST_NODES):
                 if found is not None and stat.S_ISCHR(found.st_mode):
                     yield DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev))
         finally:
@@ -217,7 +218,7 @@ def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
 
 
 def _files(
-    descriptor: int, place: str, barren: frozenset[str], mounted: frozenset[str]
+    descriptor: int, place: str, no_devices: frozenset[str], mounted: frozenset[str]
 ) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield the entries of a folder and below it, with None for folders and for files that went away.
 
@@ -225,11 +226,11 @@ def _files(
     devices of the runtime's, and perhaps more entries than can be looked through.
     """
     with os.scandir(descriptor) as entries:
-        listed = [entry for entry in islice(entries, MOST_NODES) if f"{place}/{entry.name}" not in barren]
+        listed = [entry for entry in islice(entries, MOST_NODES) if f"{place}/{entry.name}" not in no_devices]
     folders = [entry.name for entry in listed if entry.is_dir(follow_symlinks=False)]
     for entry in listed:
         is_folder = entry.is_dir(follow_symlinks=False)
-        yield f"{place}/{entry.name}", None if is_folder else _looked_at(entry.name, descriptor)
+        yield f"{place}/{entry.name}", None if is_folder else _stat_of(entry.name, descriptor)
     if place.count("/") >= DEEPEST:
         return
     for name in folders:
@@ -240,12 +241,12 @@ def _files(
         except OSError:
             continue  # the folder was removed, or is no folder any more
         try:
-            yield from _files(inner, f"{place}/{name}", barren, mounted)
+            yield from _files(inner, f"{place}/{name}", no_devices, mounted)
         finally:
             os.close(inner)
 
 
-def _looked_at(name: str, folder: int) -> os.stat_result | None:
+def _stat_of(name: str, folder: int) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -325,16 +326,16 @@ def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
     return mount.device, posixpath.normpath(posixpath.join(mount.root, posixpath.relpath(path, mount.point)))
 
 
-def memory_used(pid: int, container: ContainerId, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+def memory_used(pid: int, container: ContainerId, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Return the bytes that the kernel cannot take back; 0 if they cannot be read. This reads files.
 
     ``pid`` is any process of the container.
     """
     try:
         own, version = _cgroup_place(pid, container, proc, cgroups)
-        used = int((own / _USE[version]).read_text())
+        used = int((own / _USED_FILES[version]).read_text())
         stat = (line.split() for line in (own / "memory.stat").read_text().splitlines())
-        return max(0, used - sum(int(amount) for name, amount in stat if name in _FILES[version]))
+        return max(0, used - sum(int(amount) for name, amount in stat if name in _FILE_PAGES[version]))
     except (OSError, ValueError):
         return 0
 

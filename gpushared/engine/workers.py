@@ -108,6 +108,14 @@ class Connector:
         return EngineUnavailable(f"lost the Docker engine on {self.place}: {deepest}", hint=START_HINT)
 
 
+def unknown_words(verb: str, error: Exception) -> EngineUnavailable:
+    """Return the error for an answer that gpushared cannot read; ``verb`` says what the engine did."""
+    return EngineUnavailable(
+        f"the Docker engine {verb} in unknown words: {error!r}",
+        hint=f"gpushared needs a Docker engine with API {OLDEST_API_VERSION} or later",
+    )
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and the errors inside: its cause, its context, or (urllib3's way) its arguments."""
     pending, seen = [error], set[int]()

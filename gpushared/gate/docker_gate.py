@@ -19,7 +19,7 @@ from gpushared.gate.handlers.context import Handler, HandlerContext
 from gpushared.gate.handlers.creates import Creates
 from gpushared.gate.handlers.networks_and_volumes import Networks, Volumes
 from gpushared.gate.handlers.request_audit import Recording, line_of_refusal, recording
-from gpushared.gate.handlers.shared import ImageHandlers, Shared
+from gpushared.gate.handlers.shared import EngineHandlers, ImageHandlers
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.error_answers import RequestRefusal
 from gpushared.net.http_client import EngineSocket
@@ -55,35 +55,35 @@ class Gate:
         self._audit = audit
         self._creates = Creates(handler_context)
         self.explainer = Explainer(handler_context)
-        containers, execs, shared = (
+        containers, execs, engine_handlers = (
             ContainerHandlers(handler_context),
             Execs(handler_context),
-            Shared(handler_context),
+            EngineHandlers(handler_context),
         )
-        self._everybody: dict[RouteAction, Handler] = {
-            **self._creates.everybody(),
-            **containers.everybody(),
-            **execs.everybody(),
-            **shared.everybody(),
+        self._handlers_for_everybody: dict[RouteAction, Handler] = {
+            **self._creates.for_everybody(),
+            **containers.for_everybody(),
+            **execs.for_everybody(),
+            **engine_handlers.for_everybody(),
         }
         networks, volumes = Networks(handler_context), Volumes(handler_context)
         # Trusted callers' requests come to these handlers too if everybody is confined.
-        self._judged: dict[RouteAction, Handler] = {
-            **self._everybody,
-            **networks.judged(),
-            **volumes.judged(),
+        self._handlers_for_judged: dict[RouteAction, Handler] = {
+            **self._handlers_for_everybody,
+            **networks.for_judged(),
+            **volumes.for_judged(),
             RouteAction.BUILD: _no_build,
         }
-        self._confined: dict[RouteAction, Handler] = {
-            **self._everybody,
-            **containers.confined(),
-            **Archives(handler_context).confined(),
-            **Listings(handler_context).confined(),
-            **execs.confined(),
-            **networks.confined(),
-            **volumes.confined(),
-            **ImageHandlers(handler_context).confined(),
-            **shared.confined(),
+        self._handlers_for_confined: dict[RouteAction, Handler] = {
+            **self._handlers_for_everybody,
+            **containers.for_confined(),
+            **Archives(handler_context).for_confined(),
+            **Listings(handler_context).for_confined(),
+            **execs.for_confined(),
+            **networks.for_confined(),
+            **volumes.for_confined(),
+            **ImageHandlers(handler_context).for_confined(),
+            **engine_handlers.for_confined(),
         }
 
     @property
@@ -131,13 +131,15 @@ class Gate:
                 pass
             case other:
                 assert_never(other)
-        call = Call(exchange, self._handler_context.known(target, match.route), match, recorded.record)
+        call = Call(exchange, self._handler_context.known_target(target, match.route), match, recorded.record)
         if exchange.caller.trusted:
-            handlers = self._judged if self.policy.everybody_confined else self._everybody
+            handlers = (
+                self._handlers_for_judged if self.policy.everybody_confined else self._handlers_for_everybody
+            )
             await handlers.get(match.route.action, self._handler_context.send)(call)
             return
         check_confined(call)
-        await self._confined[match.route.action](call)
+        await self._handlers_for_confined[match.route.action](call)
 
     async def close(self) -> None:
         """Wait for the creates that hold a lease."""

@@ -14,10 +14,10 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec
-from gpushared.gate.api.body import Body, check_create, parse_object, ports_of, section, text
+from gpushared.gate.api.body import Body, check_create, count_ports, parse_object, section, text
 from gpushared.gate.api.field_kinds import Version
 from gpushared.gate.containers.create import ROOT_USER
-from gpushared.gate.containers.gpu_request import ClaimWish, GpuRequest, take_gpu_request, with_dev_meaning
+from gpushared.gate.containers.gpu_request import GpuRequest, LeaseClaim, take_gpu_request, with_dev_meaning
 from gpushared.gate.containers.ownership import find_image, find_network, find_volume
 from gpushared.gate.containers.passwd import put_home
 from gpushared.gate.containers.user_limits import CreatesUnderWay
@@ -53,7 +53,7 @@ class Explainer:
             return notes.findings
         for name in dropped:
             notes.unread(name)
-        _note_wish(gpu_request, notes)
+        _note_gpu_request(gpu_request, notes)
         if self._handler_context.judges(caller):
             await self._judge(body, gpu_request, version, await account_of(caller), notes)
         return notes.findings
@@ -67,24 +67,24 @@ class Explainer:
         notes: Notes,
     ) -> None:
         handler_context, caller = self._handler_context, account.caller
-        in_gang = isinstance(gpu_request, ClaimWish) and handler_context.lease_service.in_gang(
+        in_gang = isinstance(gpu_request, LeaseClaim) and handler_context.lease_service.in_gang(
             gpu_request.lease, caller
         )
         context = Context(account, handler_context.policy, in_gang, gpu_request is not None, version)
         judged = judge_create(body, context, notes)
-        if parent := handler_context.together.name(caller.uid):
+        if parent := handler_context.user_containers.name(caller.uid):
             name = f"{HOST_PREFIX}CgroupParent"
             notes.set(name, None, parent, WHY_SET[name])
         try:
             image = section(await find_image(handler_context.engine, text(judged, "Image")), "Config")
             self._note_env(judged, image, account, gpu_request, notes)
             exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
-            ports = ports_of(judged["HostConfig"], exposed)
+            ports = count_ports(judged["HostConfig"], exposed)
             await CreatesUnderWay(handler_context.engine).check(caller, handler_context.policy, ports=ports)
-            await handler_context.together.check_start(caller.uid)
+            await handler_context.user_containers.check_start(caller.uid)
         except LimitReached as error:
             notes.refused("", None, error, may_change=True)
-        await self._look(judged, account, notes)
+        await self._check_objects(judged, account, notes)
 
     def _note_env(
         self, judged: Body, image: Body, account: Account, gpu_request: GpuRequest | None, notes: Notes
@@ -93,17 +93,19 @@ class Explainer:
         if self._handler_context.policy.home_and_name and judged["User"] != ROOT_USER:
             host = {**judged["HostConfig"]}
             wishes = wishes_of(host["Mounts"])
-            ours = put_home({**judged, "HostConfig": host}, image, account, wishes, wishes)
+            added = put_home({**judged, "HostConfig": host}, image, account, wishes, wishes)
             env |= (
-                {"a home and your name": [f"{name}={value}" for name, value in ours.items()]} if ours else {}
+                {"a home and your name": [f"{name}={value}" for name, value in added.items()]}
+                if added
+                else {}
             )
             if (asked := judged["HostConfig"].get("Tmpfs")) != (given := host.get("Tmpfs")):
                 notes.set(f"{HOST_PREFIX}Tmpfs", asked, given, "a home in memory")
         if env:
             notes.set("Env", None, [entry for entries in env.values() for entry in entries], ", ".join(env))
 
-    async def _look(self, judged: Body, account: Account, notes: Notes) -> None:
-        """Check the facts that only the engine and the system know."""
+    async def _check_objects(self, judged: Body, account: Account, notes: Notes) -> None:
+        """Check the networks, volumes and paths, which only the engine and the system know."""
         engine, mounts = self._handler_context.engine, judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             try:
@@ -115,19 +117,19 @@ class Explainer:
                 await find_volume(engine, volume, account.caller)
             except _REFUSALS as error:
                 notes.refused(f"{HOST_PREFIX}Mounts", volume, error, may_change=True)
-        for gpu_request in wishes_of(mounts):
+        for path_wish in wishes_of(mounts):
             try:
-                async with self._handler_context.pins.held(account, [gpu_request]):
+                async with self._handler_context.pins.held(account, [path_wish]):
                     pass
             except _REFUSALS as error:
-                notes.refused(f"{HOST_PREFIX}Mounts", gpu_request.path, error, may_change=True)
+                notes.refused(f"{HOST_PREFIX}Mounts", path_wish.path, error, may_change=True)
         self._handler_context.pins.unused()
 
 
-def _note_wish(gpu_request: GpuRequest | None, notes: Notes) -> None:
+def _note_gpu_request(gpu_request: GpuRequest | None, notes: Notes) -> None:
     match gpu_request:
-        case ClaimWish(lease):
+        case LeaseClaim(lease):
             notes.set(GPUS, None, {"lease": lease}, "the lease brings its GPUs")
         case RequestSpec():
-            said = {name: value for name, value in asdict(gpu_request).items() if value}
-            notes.set(GPUS, None, said, "GPUs come by a lease of so much")
+            options = {name: value for name, value in asdict(gpu_request).items() if value}
+            notes.set(GPUS, None, options, "GPUs come by a lease of so much")

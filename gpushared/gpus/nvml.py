@@ -104,7 +104,7 @@ class NvmlGpus:
         return await self._thread.call(lambda: self._for_each_device(self._gpu, self._lost_gpu))
 
     async def sample(self) -> tuple[GpuReading, ...]:
-        return self._xids.added_to(await self._thread.call(self._sample))
+        return self._xids.add_xids(await self._thread.call(self._sample))
 
     async def describe(self) -> DriverFacts:
         """Return the driver's version and settings. Errors: ``GpusUnavailable``, ``TimedOut``."""
@@ -216,7 +216,7 @@ class NvmlGpus:
             persistence=driver.persistence(handle),
             compute_mode=driver.compute_mode(handle),
             mig=mig,
-            mig_instances=tuple(one.id for one in instances),
+            mig_instances=tuple(instance.id for instance in instances),
             compute_capability=driver.compute_capability(handle),
         )
 
@@ -238,7 +238,7 @@ class NvmlGpus:
 
     def _processes(self, device: _Device) -> tuple[GpuProcess, ...]:
         processes = self._driver.processes(device.handle)
-        return self._activity.added_to(device.id, device.handle, processes)
+        return self._activity.add_utilization(device.id, device.handle, processes)
 
     # --- MIG ---
 
@@ -246,9 +246,9 @@ class NvmlGpus:
         """Return the GPU as MIG leaves it, then its instances."""
         if device.handle is None:
             lost = self._mig.lost(device.id, device.trouble or _GONE)
-            return (device, *(_instance(one, device) for one in lost))
+            return (device, *(_instance(each, device) for each in lost))
         try:
-            split = self._driver.split_by_mig(device.handle)
+            split = bool(self._driver.mig(device.handle))
             found = self._mig.look(device.id, device.handle, split=split)
         except DriverError as error:
             if error.code in DRIVER_AWAY:
@@ -256,10 +256,10 @@ class NvmlGpus:
             # The look at the GPU itself will report the same.
             lost = self._mig.lost(device.id, error.trouble.sentence)
             gone = replace(device, lost=error.code in GPU_AWAY)
-            return (device, *(_instance(one, gone) for one in lost))
-        empty = split and not any(one.handle is not None for one in found)
+            return (device, *(_instance(each, gone) for each in lost))
+        empty = split and not any(instance.handle is not None for instance in found)
         trouble = no_instances(device.index) if empty else None
-        return (replace(device, split=split, trouble=trouble), *(_instance(one, device) for one in found))
+        return (replace(device, split=split, trouble=trouble), *(_instance(each, device) for each in found))
 
     # --- the session with NVML ---
 

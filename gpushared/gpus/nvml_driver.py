@@ -240,13 +240,8 @@ class NvmlDriver:
             raise
         return Memory(info.total, getattr(info, "reserved", 0), info.used) if info.total else None
 
-    def split_by_mig(self, handle: Handle) -> bool:
-        """Return True if MIG is on: CUDA programs see the GPU's instances instead of the GPU."""
-        modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
-        return modes is not None and modes[0] != 0
-
     def mig(self, handle: Handle) -> bool | None:
-        """Return True if MIG is on, as ``split_by_mig`` does; None if the GPU knows no MIG."""
+        """Return True if MIG is on: CUDA programs see instances instead of the GPU. None if it has no MIG."""
         modes = _figure(lambda: _ask("nvmlDeviceGetMigMode", handle))
         return None if modes is None else modes[0] != 0
 
@@ -330,7 +325,7 @@ class NvmlDriver:
             if error.code in DRIVER_AWAY | GPU_AWAY:
                 raise
             return None
-        return [ProcessUse(one.pid, one.timeStamp, _busiest(one)) for one in samples]
+        return [ProcessUse(sample.pid, sample.timeStamp, _busiest(sample)) for sample in samples]
 
     def temperature_celsius(self, handle: Handle) -> int | None:
         sensor = pynvml.NVML_TEMPERATURE_GPU
@@ -370,7 +365,7 @@ class NvmlDriver:
     def free_event_set(self, events: Handle) -> None:
         _ask("nvmlEventSetFree", events)
 
-    def tell_xids(self, handle: Handle, events: Handle) -> bool:
+    def watch_xids(self, handle: Handle, events: Handle) -> bool:
         """Put the GPU's errors into the event set from now on; False if the driver reports none."""
         xid = pynvml.nvmlEventTypeXidCriticalError
         if not (_figure(lambda: _ask("nvmlDeviceGetSupportedEventTypes", handle)) or 0) & xid:
@@ -404,8 +399,8 @@ class NvmlDriver:
         lists = {kind: _process_list(kind, handle) for kind in _PROCESS_KINDS}
         found: dict[int, int | None] = {}
         for process in (one for listed in lists.values() for one in listed or ()):
-            known, said = found.get(process.pid), process.usedGpuMemory
-            found[process.pid] = said if known is None else max(known, said or 0)
+            known, used = found.get(process.pid), process.usedGpuMemory
+            found[process.pid] = used if known is None else max(known, used or 0)
         compute, mps = _pids(lists["Compute"]), _pids(lists["MPSCompute"])
         return tuple(
             GpuProcess(pid, memory_bytes, _is_mps_client(pid, compute, mps))

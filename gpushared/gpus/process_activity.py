@@ -31,14 +31,16 @@ class ProcessActivity:
         """Forget the driver's time stamps, because the next driver may be another one."""
         self._seen_us.clear()
 
-    def added_to(self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]) -> tuple[GpuProcess, ...]:
+    def add_utilization(
+        self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]
+    ) -> tuple[GpuProcess, ...]:
         """Return the processes with their ``utilization_ratio``."""
         used = self._driver.process_use(handle, self._since(gpu)) if processes else None
         if used is None:
             return tuple(processes)
-        self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(one.at_us for one in used), 0)
-        ratios = _largest(used)
-        return tuple(replace(one, utilization_ratio=_ratio(one, ratios)) for one in processes)
+        self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(use.at_us for use in used), 0)
+        ratios = _largest_ratios(used)
+        return tuple(replace(process, utilization_ratio=_ratio(process, ratios)) for process in processes)
 
     def _since(self, gpu: GpuId) -> int:
         """Return the newest time stamp seen; after the clock was set back the driver's stamps start anew."""
@@ -52,8 +54,8 @@ def _ratio(process: GpuProcess, ratios: dict[int, float]) -> float | None:
     return ratio if ratio or process.mps_client is False else None
 
 
-def _largest(used: Sequence[ProcessUse]) -> dict[int, float]:
+def _largest_ratios(used: Sequence[ProcessUse]) -> dict[int, float]:
     ratios: dict[int, float] = {}
-    for one in used:
-        ratios[one.pid] = max(ratios.get(one.pid, 0.0), one.ratio)
+    for use in used:
+        ratios[use.pid] = max(ratios.get(use.pid, 0.0), use.ratio)
     return ratios

@@ -44,10 +44,10 @@ STAT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class _Holder:
+class _SimulatedProcess:
     """Describe a process on a simulated GPU.
 
-    ``started`` distinguishes it from a later one of the same PID.
+    ``started`` (clock ticks since boot) distinguishes it from a later one of the same PID.
     """
 
     started: int
@@ -61,7 +61,7 @@ class _SimulatedGpu:
     id: GpuId
     index: int
     model: Model
-    holders: Mapping[int, _Holder] = field(default_factory=dict)
+    holders: Mapping[int, _SimulatedProcess] = field(default_factory=dict)
     utilization_ratio: float = 0.0
     trouble: str | None = None
     parent: GpuId | None = None
@@ -94,7 +94,7 @@ class _SimulatedGpu:
     def held_bytes(self) -> int:
         return sum(holder.memory_bytes for holder in self.living().values())
 
-    def living(self) -> dict[int, _Holder]:
+    def living(self) -> dict[int, _SimulatedProcess]:
         """Return the living processes: one that ended gives its memory back, as with a real driver."""
         return {
             pid: holder for pid, holder in sorted(self.holders.items()) if _start_time(pid) == holder.started
@@ -180,7 +180,7 @@ class SimulatedGpus:
             if memory_bytes == 0:
                 holders.pop(pid, None)
             else:
-                holders[pid] = _holder(pid, memory_bytes)
+                holders[pid] = _new_process(pid, memory_bytes)
         held_bytes = sum(holder.memory_bytes for holder in holders.values())
         if held_bytes > gpu.usable_bytes:
             raise RequestError(
@@ -193,11 +193,11 @@ class SimulatedGpus:
     def set_mps_clients(self, gpu_index: int, clients: Mapping[int, bool]) -> None:
         """Set for processes with memory if the driver lists them as MPS clients."""
         gpu = self._gpu(gpu_index)
-        listed = {
+        holders = {
             pid: replace(holder, mps_client=clients.get(pid, holder.mps_client))
             for pid, holder in gpu.holders.items()
         }
-        self._change(replace(gpu, holders=listed))
+        self._change(replace(gpu, holders=holders))
 
     def set_process_utilization(
         self, gpu_index: int, ratios: Mapping[int, float], *, mig_index: int | None = None
@@ -210,11 +210,11 @@ class SimulatedGpus:
         gpu = self._gpu(gpu_index, mig_index)
         for ratio in ratios.values():
             _check_ratio(ratio)
-        told = {
+        holders = {
             pid: replace(holder, utilization_ratio=ratios.get(pid, holder.utilization_ratio))
             for pid, holder in gpu.holders.items()
         }
-        self._change(replace(gpu, holders=told))
+        self._change(replace(gpu, holders=holders))
 
     def held_by(self, pid: int) -> dict[int, int]:
         """Return the bytes that a process holds, by the index of the GPU; not on MIG instances."""
@@ -231,9 +231,9 @@ class SimulatedGpus:
     def set_trouble(self, gpu_index: int, trouble: str | None) -> None:
         """Lose the GPU and its instances, for the reason in the sentence; None or an empty text heals it."""
         gpu = self._gpu(gpu_index)
-        for one in self._gpus:
-            if gpu.id in (one.id, one.parent):
-                self._change(replace(one, trouble=trouble or None))
+        for device in self._gpus:
+            if gpu.id in (device.id, device.parent):
+                self._change(replace(device, trouble=trouble or None))
 
     def set_xid(self, gpu_index: int, number: int) -> None:
         """Let the driver report an error, by NVIDIA's number. The GPU's own figures stay as they are."""
@@ -303,7 +303,7 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
         return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
     holders, busy = gpu.living(), gpu.utilization_ratio
     used = sum(holder.memory_bytes for holder in holders.values())
-    used += sum(one.held_bytes for one in gpus if one.parent == gpu.id)
+    used += sum(part.held_bytes for part in gpus if part.parent == gpu.id)
     if gpu.mig is not None:
         return GpuReading(gpu.id, used, processes=_processes(holders))
     return GpuReading(
@@ -317,10 +317,10 @@ def _reading(gpu: _SimulatedGpu, gpus: tuple[_SimulatedGpu, ...]) -> GpuReading:
     )
 
 
-def _processes(holders: Mapping[int, _Holder]) -> tuple[GpuProcess, ...]:
+def _processes(holders: Mapping[int, _SimulatedProcess]) -> tuple[GpuProcess, ...]:
     return tuple(
-        GpuProcess(pid, one.memory_bytes, one.mps_client, one.utilization_ratio)
-        for pid, one in holders.items()
+        GpuProcess(pid, holder.memory_bytes, holder.mps_client, holder.utilization_ratio)
+        for pid, holder in holders.items()
     )
 
 
@@ -329,7 +329,7 @@ def _check_ratio(ratio: float) -> None:
         raise RequestError(f"A utilisation of {ratio:g} does not exist", hint="it is a ratio from 0 to 1")
 
 
-def _holder(pid: int, memory_bytes: int) -> _Holder:
+def _new_process(pid: int, memory_bytes: int) -> _SimulatedProcess:
     if memory_bytes < 0:
         raise RequestError(
             f"The process {pid} cannot hold {memory_bytes} bytes", hint="give 0 to take it off the GPU"
@@ -340,7 +340,7 @@ def _holder(pid: int, memory_bytes: int) -> _Holder:
             f"There is no process {pid} on this machine",
             hint="give the PID of one that runs, as the host sees it",
         )
-    return _Holder(started, memory_bytes)
+    return _SimulatedProcess(started, memory_bytes)
 
 
 def _start_time(pid: int) -> int | None:
@@ -369,13 +369,17 @@ def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_Simul
     """
     made: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []
-    for index, one in enumerate(models):
-        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{one.model}:{made[one.model]}')}")
-        made[one.model] += 1
+    for index, wanted in enumerate(models):
+        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{wanted.model}:{made[wanted.model]}')}")
+        made[wanted.model] += 1
         gpu = _SimulatedGpu(
-            gpu_id, index, MODELS[one.model], split=one.instances is not None, link_group=one.link_group
+            gpu_id,
+            index,
+            MODELS[wanted.model],
+            split=wanted.instances is not None,
+            link_group=wanted.link_group,
         )
-        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(one.instances or ()))]
+        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(wanted.instances or ()))]
     return tuple(gpus)
 
 

@@ -132,7 +132,7 @@ def _parse_instances(model: str, text: str) -> tuple[str, ...]:
                 hint=f"there are {known}" if known else "it has no MIG; a100 and h100 do",
             )
         found += [profile] * int(match["count"] or 1)
-    compute, memory = sum(one.compute_slices for one in found), sum(one.memory_slices for one in found)
+    compute, memory = sum(part.compute_slices for part in found), sum(part.memory_slices for part in found)
     if not found or compute > MIG_SLICES or memory > MEMORY_SLICES:
         raise RequestError(
             f"The MIG instances {text[:40]} do not fit on a {model}",

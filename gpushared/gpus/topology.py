@@ -22,22 +22,22 @@ def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, 
 
 
 def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
-    """Return the GPUs that report links, each with the first that it is joined to, through others or not."""
+    """Return the group of each GPU that reports links: the lowest index of the GPUs joined to it, even indirectly."""
     groups: dict[int, int] = {}
     for at, handle in handles.items():
-        for other in [one for one in handles if one < at]:
-            answer = _asked(joined, handle, handles[other])
+        for other in [index for index in handles if index < at]:
+            answer = _are_joined(joined, handle, handles[other])
             if answer is None:
                 continue
             groups.setdefault(other, other)
             groups.setdefault(at, at)
             if answer and groups[at] != groups[other]:
                 first, second = sorted((groups[at], groups[other]))
-                groups = {one: first if group == second else group for one, group in groups.items()}
+                groups = {index: first if group == second else group for index, group in groups.items()}
     return groups
 
 
-def _asked(joined: Joined, handle: Handle, other: Handle) -> bool | None:
+def _are_joined(joined: Joined, handle: Handle, other: Handle) -> bool | None:
     """Return True if two GPUs are joined; None if the driver does not report it or a GPU is lost.
 
     The next call to the lost GPU reports the loss.

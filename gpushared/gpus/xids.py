@@ -33,7 +33,7 @@ class XidWatch:
         self._driver = driver
         self._events: Handle | None = None
         self._gpus: dict[int, GpuId] = {}
-        self._mute: set[GpuId] = set()
+        self._unwatched: set[GpuId] = set()
         self._kept: deque[tuple[GpuId, int]] = deque(maxlen=MAX_KEPT)
 
     # --- on the thread ---
@@ -48,11 +48,11 @@ class XidWatch:
                 raise
             self._events = None
         for gpu, handle in handles.items():
-            if self._events is not None and self._driver.tell_xids(handle, self._events):
+            if self._events is not None and self._driver.watch_xids(handle, self._events):
                 self._gpus[_address(handle)] = gpu
-            elif gpu not in self._mute:
-                self._mute.add(gpu)
-                log.warning("the driver tells of no errors (XIDs) of %s: its health is not watched", gpu)
+            elif gpu not in self._unwatched:
+                self._unwatched.add(gpu)
+                log.warning("the driver reports no errors (XIDs) of %s: its health is not watched", gpu)
 
     def collect(self) -> None:
         """Take the pending XIDs."""
@@ -68,7 +68,7 @@ class XidWatch:
             handle, number = event
             gpu = self._gpus.get(_address(handle))
             if gpu is None:
-                log.warning("the driver told of XID %d of a GPU that it does not name", number)
+                log.warning("the driver reported XID %d of a GPU that it does not name", number)
             else:
                 self._kept.append((gpu, number))
 
@@ -80,7 +80,7 @@ class XidWatch:
 
     # --- on the caller's thread ---
 
-    def added_to(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    def add_xids(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
         """Return the readings with the collected XIDs, which are then forgotten."""
         found: dict[GpuId, list[int]] = {}
         for _ in range(len(self._kept)):

@@ -35,7 +35,7 @@ UNIT_PROPERTIES = (
 SYSTEMD_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 STALE_SECONDS = 4.0
-"""A guard that looked last so long ago does not look any more; it looks twice a second."""
+"""A guard looks twice a second: one whose last look is longer ago hangs."""
 POLL_SECONDS = 0.1
 HINT = "a job with --stop-after runs only where something ends it without the daemon, too"
 
@@ -78,7 +78,9 @@ class GuardProcess:
         """Return True if a guard is alive that has read the last write."""
         self._reap()
         try:
-            at, _, generation = (self._directory / program.BEAT).read_text(encoding="utf-8").partition(" ")
+            at, _, generation = (
+                (self._directory / program.HEARTBEAT).read_text(encoding="utf-8").partition(" ")
+            )
             fresh = boottime() - float(at) < STALE_SECONDS
         except (OSError, ValueError):
             return False
@@ -133,7 +135,7 @@ class GuardProcess:
 
     def _start_unit(self) -> None:
         """Start the guard as a systemd unit; if systemd fails, no guard is found, and a child is begun."""
-        settings = [f"--property={one}" for one in UNIT_PROPERTIES]
+        settings = [f"--property={line}" for line in UNIT_PROPERTIES]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 ["systemd-run", "--quiet", "--collect", f"--unit={UNIT}", *settings, *self._command()],

@@ -5,9 +5,8 @@ a second. It asks the engine to stop a container that runs past its deadline, an
 outlive that. It needs neither the daemon nor an engine that answers. It uses the standard library only, and
 this file only: the file is loaded whole at the start, so that an upgrade of the package does not reach it.
 
-Run it as ``python -I -S program.py DIRECTORY``. It ends by itself when there was nothing to guard at so many
-looks in a row as ``IDLE_LOOKS`` says. Deadlines are of CLOCK_BOOTTIME, so none of an earlier boot may be in
-the directory.
+Run it as ``python -I -S program.py DIRECTORY``. It ends by itself after ``IDLE_LOOKS`` looks without a deadline.
+Deadlines are of CLOCK_BOOTTIME, so none of an earlier boot may be in the directory.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import time
 FENCES = "fences"
 """The file has ``GENERATION ENGINE_SOCKET`` in the first line, ``DEADLINE CONTAINER_ID`` in each of the
 others."""
-BEAT = "beat"
+HEARTBEAT = "beat"
 """The file has ``BOOTTIME GENERATION``: when this program looked last, and at which ``FENCES``."""
 LOCK = "lock"
 """The one program that guards the directory holds this lock."""
@@ -34,8 +33,9 @@ OVER_LOOK_SECONDS = 2.0
 GRACE_SECONDS = 10
 """A container has this time between the stop signal and the kill, when the engine stops it."""
 ENGINE_SECONDS = 3.0
-"""An engine that has not stopped a container by so long after the grace is not waited for any more."""
+"""The program waits for the engine's stop this long beyond the grace, and then kills the processes itself."""
 IDLE_LOOKS = 60
+"""After this many looks in a row without a deadline the program ends."""
 ID_LENGTH = 64
 LOCK_TRIES = 20
 """The daemon holds the lock for an instant when it looks if a guard has it."""
@@ -131,7 +131,7 @@ class FenceGuard:
         self._generation = ""
         self._engine = ""
         self._kill_at: dict[str, float] = {}
-        """By container whose end has begun: the moment from which on it is killed."""
+        """The moment at which each container is killed whose end has begun."""
         self._calls: dict[str, socket.socket] = {}
         self._next_look = 0.0
 
@@ -146,7 +146,7 @@ class FenceGuard:
         due |= self._kill_at.keys()
         if due and now >= self._next_look:
             self._end(due, now)
-        self._beat(now)
+        self._write_heartbeat(now)
 
     def _end(self, due: set[str], now: float) -> None:
         alive = processes_of(due)
@@ -179,9 +179,9 @@ class FenceGuard:
             if (channel := self._calls.pop(container, None)) is not None:
                 channel.close()
 
-    def _beat(self, now: float) -> None:
+    def _write_heartbeat(self, now: float) -> None:
         with contextlib.suppress(OSError):
-            _write(f"{self._directory}/{BEAT}", f"{now} {self._generation}\n")
+            _write(f"{self._directory}/{HEARTBEAT}", f"{now} {self._generation}\n")
 
 
 def _write(path: str, text: str) -> None:

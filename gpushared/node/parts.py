@@ -140,7 +140,7 @@ async def restore_modes(config: Config) -> str | None:
         async with asyncio.timeout(LONGEST_SECONDS):
             before = await modes.known()
             up = {one.device_name for one in await engine.containers() if one.status in UP}
-            await modes.put_right(up)
+            await modes.restore_unneeded(up)
             after = await modes.known()
     except TimeoutError:
         return f"not done in {LONGEST_SECONDS:g} s; the daemon does it at its next start"

@@ -23,12 +23,12 @@ from gpushared.ports.engine import (
     EditMount,
     Edits,
     Engine,
+    EngineDescription,
     EngineFacts,
     Exposure,
     Hook,
     MachineDevices,
     Reality,
-    Word,
 )
 from gpushared.ports.gpus import (
     ComputeModes,
@@ -73,6 +73,7 @@ __all__ = [
     "EditMount",
     "Edits",
     "Engine",
+    "EngineDescription",
     "EngineFacts",
     "Exposure",
     "GpuProcess",
@@ -93,5 +94,4 @@ __all__ = [
     "UserBounds",
     "UserUse",
     "UserWalls",
-    "Word",
 ]

@@ -13,7 +13,7 @@ from gpushared.domain.model.lease import ContainerId, Walls
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class EngineDescription:
     """Hold the engine's description of how it made the container."""
 
     labels: Mapping[str, str]
@@ -88,7 +88,7 @@ class Reality:
     name: str
     pid: int
     start_ticks: int
-    word: Word
+    described: EngineDescription
     machine: MachineDevices
     uids: frozenset[int]
     gids: frozenset[int]

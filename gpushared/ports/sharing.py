@@ -66,7 +66,7 @@ class Sharing(Protocol):
         """
         ...
 
-    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
+    async def detach_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Take a lease's processes (host PIDs) off their MPS servers, so that their end harms nobody else.
 
         Return how many were clients; other processes are no error. The call returns when the servers have let
@@ -155,7 +155,7 @@ class UserWalls(Protocol):
         """
         ...
 
-    async def joining(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
+    async def join_files(self, uid: int, engine: EngineFacts) -> Sequence[Path]:
         """Return the files by which a process of ours joins the user's cgroup, or none without a cgroup.
 
         Never raises.

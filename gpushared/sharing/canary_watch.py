@@ -22,7 +22,7 @@ _FAILURES = {
 }
 """These results of ``cuInit`` (driver_types of CUDA) mean a fault of the server. All others do not: 808 and
 809 are those of a server that is full, 100 of a machine without a GPU."""
-_WORD = [sys.executable, "-I", "-m", "gpushared.sharing.canary"]
+_COMMAND = [sys.executable, "-I", "-m", "gpushared.sharing.canary"]
 _NOBODY = 65534
 """This group gives its user no right to trace the canary."""
 
@@ -31,12 +31,12 @@ _NOBODY = 65534
 class CanaryTiming:
     """Say when canaries are sent; after ``failures`` failures in a row the server counts as wedged.
 
-    ``interval_seconds``: 0 means never. ``again_seconds``: the pause after a failure.
+    ``interval_seconds``: 0 means never. ``retry_seconds``: the pause after a failure.
     """
 
     interval_seconds: float = 0.0
     timeout_seconds: float = 20.0
-    again_seconds: float = 10.0
+    retry_seconds: float = 10.0
     failures: int = 3
 
 
@@ -44,14 +44,18 @@ class CanaryWatch:
     """Judge one daemon's server by the results of canaries."""
 
     def __init__(
-        self, pipe_dir: Path, env: Mapping[str, str], timing: CanaryTiming, words: Sequence[str] | None = None
+        self,
+        pipe_dir: Path,
+        env: Mapping[str, str],
+        timing: CanaryTiming,
+        command: Sequence[str] | None = None,
     ) -> None:
         """Take ``env``, which leads to the CUDA library and names the daemon's GPUs."""
         self.pids: frozenset[int] = frozenset()
         """The process of a canary that is running; it is ours, though on the GPU."""
         self.timing = timing
         self._env = {**env, "CUDA_MPS_PIPE_DIRECTORY": str(pipe_dir)}
-        self._words = list(words or _WORD)
+        self._command = list(command or _COMMAND)
         self._failures = 0
         self._complaint = ""
 
@@ -63,8 +67,8 @@ class CanaryWatch:
     @property
     def pause_seconds(self) -> float:
         """Return the seconds until the next canary."""
-        again = min(self.timing.again_seconds, self.timing.interval_seconds)
-        return again if self._failures else self.timing.interval_seconds
+        retry = min(self.timing.retry_seconds, self.timing.interval_seconds)
+        return retry if self._failures else self.timing.interval_seconds
 
     def forget(self) -> None:
         """Forget the failures, because another server runs now."""
@@ -79,7 +83,7 @@ class CanaryWatch:
         uid = _owner(server)
         if uid is None:
             return
-        complaint = await self._fate(uid)
+        complaint = await self._server_fault(uid)
         self._failures = 0 if complaint is None else self._failures + 1
         self._complaint = complaint or ""
         if complaint is not None:
@@ -88,11 +92,11 @@ class CanaryWatch:
     def _started(self, pid: int) -> None:
         self.pids = frozenset({pid})
 
-    async def _fate(self, uid: int) -> str | None:
+    async def _server_fault(self, uid: int) -> str | None:
         """Return the server's fault that a canary met; None if it met none, or if the cause is unknown."""
         try:
             canary = await run_program(
-                self._words,
+                self._command,
                 seconds=self.timing.timeout_seconds,
                 started=self._started,
                 env=self._env,

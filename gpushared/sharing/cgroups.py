@@ -14,12 +14,21 @@ from gpushared.daemon.programs import run_program
 from gpushared.domain.model.errors import RequestError, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts
 
+_log = logging.getLogger(__name__)
+
 SYSTEMD_RUNS = Path("/run/systemd/system")
 """The path exists if systemd is the init, see sd_booted(3)."""
 SYSTEMCTL = "systemctl"
 SYSTEMCTL_SECONDS = 10.0
 SLICE = ".slice"
 ESCAPED_DASH = r"\x2d"
+ROOT = Path("/sys/fs/cgroup")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
+"""The engine gives such names to the cgroups of containers."""
+_CONTROLLERS = ("dmem", "misc")
+"""The driver accounts with these controllers: with the first on kernels that have it, else with its own entry
+in the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +62,28 @@ def slice_of(names: tuple[str, ...]) -> str:
     return f"{'-'.join(name.replace('-', ESCAPED_DASH) for name in names)}{SLICE}"
 
 
-async def tell_systemd(systemctl: str, verb: str, unit: str, *words: str) -> None:
+async def run_systemctl(systemctl: str, verb: str, unit: str, *words: str) -> None:
     """Run ``systemctl VERB UNIT WORDS``. Errors: ``SharingUnavailable``."""
+    hint = f"`systemctl status {unit}` may tell why"
     options = ("--runtime",) if verb == "set-property" else ()
     try:
         done = await run_program(
             [systemctl, "--quiet", *options, verb, unit, *words], seconds=SYSTEMCTL_SECONDS
         )
     except TimeoutError:
-        raise SharingUnavailable(f"systemd did not {verb} {unit} in time") from None
+        raise SharingUnavailable(f"systemd did not {verb} {unit} in time", hint=hint) from None
     except OSError as error:
         raise SharingUnavailable(f"{systemctl} cannot be run: {error.strerror}") from error
     if done.status != 0:
-        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}")
+        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}", hint=hint)
 
 
-_log = logging.getLogger(__name__)
-
-ROOT = Path("/sys/fs/cgroup")
 _HOME = CgroupPlace(("gpushare",))
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_CONTAINER = re.compile(r"[0-9a-f]{64}|(docker|libpod)-.*")
-"""The engine gives such names to the cgroups of containers."""
-_CONTROLLERS = ("dmem", "misc")
-"""The driver accounts with these controllers: with the first on kernels that have it, else with its own entry
-in the second."""
+"""The leases' cgroups are here, unless they are in their users' places."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class LeaseCgroup:
     """Name a lease's cgroup: its full path, and its name as Docker's ``CgroupParent``."""
 
     path: str
@@ -109,7 +111,7 @@ class LeaseCgroups:
         self._systemctl = systemctl
         self._systemd_runs = systemd_runs
 
-    async def make(self, device_name: str, engine: EngineFacts | None, uid: int | None = None) -> Parent:
+    async def make(self, device_name: str, engine: EngineFacts | None, uid: int | None = None) -> LeaseCgroup:
         """Make the lease's cgroup; an existing one stays as it is, and in its place.
 
         ``uid``: the owner, in whose place the cgroup goes if there are ``users``.
@@ -123,9 +125,9 @@ class LeaseCgroups:
         name = path.removeprefix(str(self.root))
         if driver is CgroupDriver.SYSTEMD:
             name = Path(path).name
-            await tell_systemd(self._systemctl, "start", name)
+            await run_systemctl(self._systemctl, "start", name)
         await asyncio.to_thread(self._make, Path(path))
-        return Parent(path, name)
+        return LeaseCgroup(path, name)
 
     async def names(self) -> list[str]:
         """Return the devices that have a cgroup."""
@@ -160,7 +162,7 @@ class LeaseCgroups:
             if _made_for(str(path)) is CgroupDriver.SYSTEMD:
                 # The slice is empty by now: with a process in it, stopping the slice would end the process.
                 with contextlib.suppress(SharingUnavailable):
-                    await tell_systemd(self._systemctl, "stop", path.name)
+                    await run_systemctl(self._systemctl, "stop", path.name)
 
     # --- helpers ---
 

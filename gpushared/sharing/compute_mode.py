@@ -52,7 +52,7 @@ class ExclusiveModes:
         self._path = ledger
         self._lock = asyncio.Lock()
         self._ledger: Ledger | None = None
-        self._guard: int | None = None
+        self._lock_fd: int | None = None
 
     @property
     def last_known(self) -> Ledger:
@@ -65,19 +65,19 @@ class ExclusiveModes:
         Raises SharingUnavailable if the ledger cannot be read, or another process has it.
         """
         if self._ledger is None:
-            self._ledger = await asyncio.to_thread(self._on_disk, self._take)
+            self._ledger = await asyncio.to_thread(self._with_ledger, self._take)
         return dict(self._ledger)
 
     def close(self) -> None:
-        """Release the ledger for another process."""
+        """Let another process have the ledger."""
         self._ledger = None
-        if self._guard is not None:
-            os.close(self._guard)
-            self._guard = None
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
     def _take(self) -> Ledger:
-        if self._guard is None:
-            self._guard = _guarded(self._path)
+        if self._lock_fd is None:
+            self._lock_fd = _take_lock(self._path)
         return read_ledger(self._path)
 
     async def hold(self, device_name: str, gpu: Gpu) -> None:
@@ -94,7 +94,7 @@ class ExclusiveModes:
     async def leave(self, device_name: str) -> None:
         """Note that the lease does not need the mode any more.
 
-        ``put_right`` retries a mode that was not put back.
+        ``restore_unneeded`` retries a mode that was not put back.
         """
         async with self._lock:
             for gpu, entry in (await self.known()).items():
@@ -110,7 +110,7 @@ class ExclusiveModes:
                     f"GPU {gpu.index} is still in the compute mode EXCLUSIVE_PROCESS", hint=_BY_HAND
                 )
 
-    async def put_right(self, live: Collection[str]) -> None:
+    async def restore_unneeded(self, live: Collection[str]) -> None:
         """Put back the modes that no lease needs any more, given the device names of the live leases."""
         async with self._lock:
             for gpu, entry in (await self.known()).items():
@@ -153,17 +153,19 @@ class ExclusiveModes:
         ledger = await self.known()
         if ledger.get(gpu) == entry:
             return
-        ledger = {known: one for known, one in ledger.items() if known != gpu}
+        ledger = {known: mode for known, mode in ledger.items() if known != gpu}
         if entry is not None:
             ledger[gpu] = entry
-        await asyncio.to_thread(self._on_disk, lambda: write_ledger(self._path, ledger))
+        await asyncio.to_thread(self._with_ledger, lambda: write_ledger(self._path, ledger))
         self._ledger = ledger
 
-    def _on_disk(self, work: Callable[[], T]) -> T:
+    def _with_ledger(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except BlockingIOError as error:
-            raise SharingUnavailable("another process sees to the compute modes right now") from error
+            raise SharingUnavailable(
+                "another process sees to the compute modes right now", hint="try again later"
+            ) from error
         except (OSError, ValueError) as error:
             raise SharingUnavailable(
                 f"which compute modes were set cannot be kept in {self._path}: {error}",
@@ -171,16 +173,16 @@ class ExclusiveModes:
             ) from error
 
 
-def _guarded(path: Path) -> int:
-    """Return a lock on the ledger, which ends with this process. Raises BlockingIOError if another has it."""
+def _take_lock(path: Path) -> int:
+    """Lock the ledger until this process ends. Raises BlockingIOError if another process has the lock."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    guard = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(guard)
+        os.close(descriptor)
         raise
-    return guard
+    return descriptor
 
 
 def read_ledger(path: Path) -> Ledger:
@@ -204,7 +206,7 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if ledger:
         text = json.dumps(
-            {gpu: {"before": one.before, "leases": sorted(one.leases)} for gpu, one in ledger.items()}
+            {gpu: {"before": mode.before, "leases": sorted(mode.leases)} for gpu, mode in ledger.items()}
         )
         write_durably(path, text.encode())
     else:

@@ -36,6 +36,16 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.daemon_process import DaemonProcess, listener_pid, spawn_daemon
 from gpushared.sharing.server_watch import client_pids
 
+PIPE_PATH_LIMIT_BYTES = 87
+"""With one byte more the daemon exits without a message, because its socket's name would not fit."""
+FULL_PERCENTAGE = 100
+MULTIUSER_FLAG = "-multiuser-server"
+_LIMIT = re.compile(r"(\d+)([MG])B?")
+_MIB_PER_GIB = 1024
+_LOG_LIMIT_BYTES = 1024 * 1024
+_LOG_TAIL_BYTES = 16 * 1024
+_SERVER_LOG = "server.log"
+_SERVERS_LINE = re.compile(r"^\[[^]]* Server +\d+\]")
 _SENTINEL = "get_default_active_thread_percentage"
 _PERCENTAGE = re.compile(r"\d+(\.\d+)?")
 _pause_seconds = partial(backoff_seconds, first=0.01, longest=0.25)
@@ -103,19 +113,6 @@ class Sessions:
         except OSError as error:
             raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
         return done.output
-
-
-PIPE_PATH_LIMIT_BYTES = 87
-"""With one byte more the daemon exits without a message, because its socket's name would not fit."""
-FULL_PERCENTAGE = 100
-MULTIUSER_FLAG = "-multiuser-server"
-
-_LIMIT = re.compile(r"(\d+)([MG])B?")
-_MIB_PER_GIB = 1024
-_LOG_LIMIT_BYTES = 1024 * 1024
-_LOG_TAIL_BYTES = 16 * 1024
-_SERVER_LOG = "server.log"
-_SERVERS_LINE = re.compile(r"^\[[^]]* Server +\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +199,7 @@ class MpsControl:
         """Return when a daemon answers: the one that lives here already, or a new one."""
         try:
             self._prepare_directories()
-            self._let_process_go()
+            self.let_go()
             self.was_alive = await self._adopt()
             if not self.was_alive:
                 await self._spawn()
@@ -274,7 +271,9 @@ class MpsControl:
 
     def let_go(self) -> None:
         """Forget the daemon and leave it running."""
-        self._let_process_go()
+        if self._process is not None:
+            self._process.release()
+            self._process = None
 
     def trim_log(self) -> None:
         """Cut the logs: the daemon logs every command of ours and never rotates.
@@ -370,11 +369,6 @@ class MpsControl:
         process.kill()
         await process.exits_within(self._timing.quit_seconds)
         process.release()
-
-    def _let_process_go(self) -> None:
-        if self._process is not None:
-            self._process.release()
-            self._process = None
 
 
 def check_pipe_path(pipe_dir: Path) -> None:

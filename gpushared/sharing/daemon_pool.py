@@ -27,14 +27,14 @@ _LONGEST_NAME = "u4294967295-0123456789ab"
 class MpsTiming:
     """Time the daemons. A daemon without leases is kept for ``linger_seconds`` for the next one.
 
-    ``part_seconds`` bounds how long a stop waits for servers to let go of clients.
+    ``detach_seconds`` bounds how long a stop waits for servers to let go of clients.
     """
 
     control: ControlTiming = field(default_factory=ControlTiming)
     poll_seconds: float = 5.0
     linger_seconds: float = 30.0
     retry_probe_seconds: float = 30.0
-    part_seconds: float = 3.0
+    detach_seconds: float = 3.0
     recycle_seconds: float = RECYCLE_SECONDS
     canary: CanaryTiming = field(default_factory=CanaryTiming)
 
@@ -137,7 +137,9 @@ class DaemonPool:
 
     def _control(self, name: str, gpus: tuple[GpuId, ...], *, multiuser: bool) -> MpsControl:
         if self._binary is None:
-            raise SharingUnavailable("nvidia-cuda-mps-control is not installed")
+            raise SharingUnavailable(
+                "nvidia-cuda-mps-control is not installed", hint="it comes with NVIDIA's driver"
+            )
         self._home.mkdir(mode=0o711, parents=True, exist_ok=True)
         return MpsControl(
             self._binary,

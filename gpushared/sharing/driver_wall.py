@@ -22,7 +22,7 @@ NOT_THERE = "the GPUs are simulated: no driver limits a container's memory"
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class CgroupPlacement:
     """Hold the settings that put a container below its lease's own cgroup, which has the limits."""
 
     cgroup_parent: str
@@ -91,7 +91,9 @@ class DriverWall:
                 self._tried_at = now
             return self._trouble
 
-    async def build(self, lease: Lease, grants: Sequence[Grant], engine: EngineFacts | None) -> Hold | None:
+    async def build(
+        self, lease: Lease, grants: Sequence[Grant], engine: EngineFacts | None
+    ) -> CgroupPlacement | None:
         """Set the lease's limits, also on containers that run; None if the driver has no limits.
 
         ``engine`` is None before it has answered. Raises SharingUnavailable if this lease's container is
@@ -121,7 +123,7 @@ class DriverWall:
         self._lost = None
         self._limits[name] = limits
         by_hook = engine is None or engine.lease_devices
-        return Hold(parent.docker_name, (self._hook(limits),) if by_hook else ())
+        return CgroupPlacement(parent.docker_name, (self._hook(limits),) if by_hook else ())
 
     def holds(self, device_name: str) -> bool:
         """Return True if a container of this device must get limits."""

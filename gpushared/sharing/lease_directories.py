@@ -48,34 +48,24 @@ class LeaseDirectories:
     def write(self, device_name: str, text: str) -> None:
         """Write the lease's file atomically."""
         directory = self.path(device_name)
-        staged = directory / _STAGED_FILE
         try:
             self._make(directory)
-            staged.write_text(text)
-            staged.chmod(_PUBLIC_FILE)
-            staged.replace(directory / LEASE_FILE)
+            _replace(directory / LEASE_FILE, directory / _STAGED_FILE, text)
         except OSError as error:
-            raise SharingUnavailable(
-                f"the lease's file cannot be put into {directory}: {error.strerror}"
-            ) from error
+            raise _not_writable("lease's file", directory, error) from error
 
     def write_notice(self, device_name: str, text: str | None) -> None:
         """Write the notice of the lease's end, or remove it; a lease without a directory stays unchanged."""
         directory = self.path(device_name)
         if not directory.is_dir():
             return
-        staged = directory / _STAGED_NOTICE
         try:
             if text is None:
                 (directory / NOTICE_FILE).unlink(missing_ok=True)
-                return
-            staged.write_text(text)
-            staged.chmod(_PUBLIC_FILE)
-            staged.replace(directory / NOTICE_FILE)
+            else:
+                _replace(directory / NOTICE_FILE, directory / _STAGED_NOTICE, text)
         except OSError as error:
-            raise SharingUnavailable(
-                f"the notice cannot be put into {directory}: {error.strerror}"
-            ) from error
+            raise _not_writable("notice", directory, error) from error
 
     def link(self, device_name: str, socket: Path) -> None:
         """Put this socket in place of the old one; the directory itself stays, because it may be mounted."""
@@ -91,9 +81,7 @@ class LeaseDirectories:
             os.link(socket, staged)
             staged.replace(target)
         except OSError as error:
-            raise SharingUnavailable(
-                f"the MPS socket cannot be put into {directory}: {error.strerror}"
-            ) from error
+            raise _not_writable("MPS socket", directory, error) from error
 
     def unlink(self, device_name: str) -> None:
         """Remove the socket; the directory stays, because a running container may have it mounted."""
@@ -124,6 +112,20 @@ class LeaseDirectories:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(_READABLE)
         self._root.chmod(_PRIVATE)
+
+
+def _replace(path: Path, staged: Path, text: str) -> None:
+    """Replace a file that containers read, so that no reader sees a part of it."""
+    staged.write_text(text)
+    staged.chmod(_PUBLIC_FILE)
+    staged.replace(path)
+
+
+def _not_writable(what: str, directory: Path, error: OSError) -> SharingUnavailable:
+    return SharingUnavailable(
+        f"the {what} cannot be put into {directory}: {error.strerror}",
+        hint="the daemon must be able to write there; is the file system full or read-only?",
+    )
 
 
 def _is_ours(entry: Path) -> bool:

@@ -23,7 +23,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Isolation
 from gpushared.ports import EditMount, Edits
 from gpushared.sharing.control import DaemonLimits
-from gpushared.sharing.driver_wall import Hold
+from gpushared.sharing.driver_wall import CgroupPlacement
 
 CONTAINER_DIRECTORY = "/run/gpushare"
 """A container finds its lease's directory here (see ``LeaseDirectories``)."""
@@ -46,12 +46,10 @@ def ordered_grants(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> tuple[Grant, ...]
     """Return the lease's grants by GPU index. Raises SharingUnavailable if a GPU is missing."""
     missing = sorted({grant.gpu for grant in lease.grants} - gpus.keys())
     if missing or not lease.grants:
-        what = (
-            f"GPU {missing[0]} of lease {lease.id} is not there"
-            if missing
-            else f"lease {lease.id} holds no GPU"
-        )
-        raise SharingUnavailable(what)
+        if missing:
+            trouble = f"GPU {missing[0]} of lease {lease.id} is not there"
+            raise SharingUnavailable(trouble, hint="`gpushare gpus` lists what there is")
+        raise SharingUnavailable(f"lease {lease.id} holds no GPU")
     return tuple(sorted(lease.grants, key=lambda grant: (gpus[grant.gpu].index, grant.gpu)))
 
 
@@ -70,7 +68,7 @@ def lease_edits(
     directory: str,
     mps: bool,
     simulated: bool,
-    hold: Hold | None = None,
+    placement: CgroupPlacement | None = None,
     watched: bool = False,
     mounts: tuple[EditMount, ...] = (),
 ) -> Edits:
@@ -78,18 +76,15 @@ def lease_edits(
 
     ``mps``: a control daemon serves the lease, and its socket lies in the directory. A separate lease has its
     own daemon, which keeps the lease's limits, so that a client can only lower them. Without MPS a lease of a
-    part has no walls but the watchdog, if that acts (``watched``), and the walls say so. ``hold``: the driver
-    limits the lease's cgroup too.
+    part has no walls but the watchdog, if that acts (``watched``), and the walls say so. ``placement``: the
+    driver limits the lease's cgroup too.
     """
     grants = ordered_grants(lease, gpus)
     whole = holds_whole_gpus(lease, gpus)
     mps = mps and not whole
-    last = _WATCHED if watched else _NONE
-    through_mps = _OWN_MPS if lease.request.isolation is Isolation.SEPARATE else _MPS
-    all_of_it = _MIG if wants_instances(lease.request) else _WHOLE
-    walls = all_of_it if whole else through_mps if mps else last
-    hold = None if whole else hold
-    if hold is not None and _is_new(lease):
+    walls = _walls(lease, whole=whole, mps=mps, watched=watched)
+    placement = None if whole else placement
+    if placement is not None and _is_new(lease):
         walls = Walls(MemoryWall.DRIVER, walls.compute_cap)
     return Edits(
         gpus=tuple(grant.gpu for grant in grants),
@@ -102,9 +97,18 @@ def lease_edits(
         },
         env_defaults={} if whole else _framework_env(grants, gpus, walls),
         mounts=(EditMount(directory, CONTAINER_DIRECTORY), *mounts),
-        cgroup_parent=hold.cgroup_parent if hold else "",
-        hooks=hold.hooks if hold else (),
+        cgroup_parent=placement.cgroup_parent if placement else "",
+        hooks=placement.hooks if placement else (),
     )
+
+
+def _walls(lease: Lease, *, whole: bool, mps: bool, watched: bool) -> Walls:
+    """Return the walls without those of the driver."""
+    if whole:
+        return _MIG if wants_instances(lease.request) else _WHOLE
+    if mps:
+        return _OWN_MPS if lease.request.isolation is Isolation.SEPARATE else _MPS
+    return _WATCHED if watched else _NONE
 
 
 def _is_new(lease: Lease) -> bool:

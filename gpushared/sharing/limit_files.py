@@ -20,6 +20,7 @@ PERIOD_US = 100_000
 MAX_FILE_BYTES = 64 * 1024
 """The kernel's files here are no longer than this, and one read returns a whole file."""
 BESIDE = "beside-containers"
+"""The cgroup of v2 below a user's for processes of ours: see ``Trees.join_files``."""
 CONTROLLERS = ("memory", "cpu", "pids")
 _NO_LIMIT_FROM = 1 << 62
 """From this number on v1 means no limit of memory: it writes the largest number of whole pages."""
@@ -81,7 +82,7 @@ class Trees:
         for length in range(len(names)):
             self._count_below("/".join(names[:length]))
 
-    def joining(self, path: str) -> list[Path]:
+    def join_files(self, path: str) -> list[Path]:
         """Return the files by which a process joins the cgroup. Raises OSError.
 
         With v2 a process joins a cgroup below, since no process is in a cgroup that has others below

@@ -26,7 +26,7 @@ from gpushared.sharing.lease_edits import (
     own_limits,
 )
 from gpushared.sharing.lease_file import lease_file, notice_file
-from gpushared.sharing.server_watch import part
+from gpushared.sharing.server_watch import detach_clients
 from gpushared.sharing.supervisor import Supervisor
 
 _log = logging.getLogger(__name__)
@@ -91,13 +91,13 @@ class MpsSharing:
         mps = not whole and await self._serve(lease, granted)
         # A lease that grew to a whole GPU must not be kept to its old size.
         walled = not whole or self._wall.holds(lease.device_name)
-        hold = await self._wall.build(lease, grants, engine) if walled else None
+        placement = await self._wall.build(lease, grants, engine) if walled else None
         edits = lease_edits(
             lease,
             gpus,
             directory=str(self._directories.path(lease.device_name)),
             mps=mps,
-            hold=hold,
+            placement=placement,
             simulated=self._simulated,
             watched=lease.request.lease_class in self._watched,
             mounts=self._mounts,
@@ -122,7 +122,7 @@ class MpsSharing:
         """Limit the container's own cgroup by the driver; MPS limits processes, not cgroups."""
         await self._wall.hold(lease.device_name, place)
 
-    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
+    async def detach_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Detach clients from their servers; see the port.
 
         Only the lease's own daemon is asked, and any daemon that was seen to serve one of the processes:
@@ -136,10 +136,12 @@ class MpsSharing:
             and (daemon.served & set(pids) or (daemon.trouble is None and lease.device_name in daemon.leases))
         ]
         try:
-            async with asyncio.timeout(self._timing.part_seconds):
-                done = await asyncio.gather(*(part(one, pids) for one in asked), return_exceptions=True)
+            async with asyncio.timeout(self._timing.detach_seconds):
+                done = await asyncio.gather(
+                    *(detach_clients(control, pids) for control in asked), return_exceptions=True
+                )
         except TimeoutError:
-            seconds = self._timing.part_seconds
+            seconds = self._timing.detach_seconds
             raise TimedOut(f"MPS did not let go of its clients in {seconds:g} s") from None
         for error in done:
             if isinstance(error, BaseException):
@@ -170,7 +172,7 @@ class MpsSharing:
         alone.
         """
         self._directories.remove_others(live)
-        await self._put_modes_right(live)
+        await self._restore_unneeded_modes(live)
         await self._wall.sweep(live, tuple(self._gpus))
         await self._pool.sweep()
 
@@ -179,7 +181,7 @@ class MpsSharing:
         await self._pool.close(keep_running=keep_running)
         if not keep_running:
             self._directories.remove_others(())
-            await self._put_modes_right(())
+            await self._restore_unneeded_modes(())
         if self._modes is not None:
             self._modes.close()
         await self._pool.ended()
@@ -237,10 +239,10 @@ class MpsSharing:
             with _noted("compute modes"):
                 await self._modes.leave(device_name)
 
-    async def _put_modes_right(self, live: Collection[str]) -> None:
+    async def _restore_unneeded_modes(self, live: Collection[str]) -> None:
         if self._modes is not None:
             with _noted("compute modes"):
-                await self._modes.put_right(live)
+                await self._modes.restore_unneeded(live)
 
     # --- status ---
 

@@ -15,8 +15,16 @@ from typing import Protocol
 from gpushared.domain.model.errors import SharingUnavailable
 from gpushared.ports import ServerFault
 
+_log = logging.getLogger(__name__)
+
+RECYCLE_SECONDS = 10.0
+"""A server without clients may take this long to rebuild itself, and each step of its removal to work."""
 _NAMED_CLIENT = re.compile(r"\{(?:PID: )?(\d+), (?:Context ID: )?\d+\}")
 """Servers write a client into their log as ``{PID: 4267, Context ID: 0}``, older ones as ``{4267, 0}``."""
+_LOOK_AGAIN_SECONDS = 0.05
+_LET_GO_SECONDS = 1.0
+"""A client may still be listed this long; no document says that a terminated client leaves the list."""
+_GONE = "not found"
 
 
 class ServerState(StrEnum):
@@ -83,12 +91,6 @@ def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
     return named.pop() if len(named) == 1 else None
 
 
-_log = logging.getLogger(__name__)
-
-RECYCLE_SECONDS = 10.0
-"""A server without clients may take this long to rebuild itself, and each step of its removal to work."""
-
-
 class WatchedDaemon(QueriedDaemon, Protocol):
     """Describe a control daemon that answers queries, and whose servers' log can be read."""
 
@@ -139,7 +141,7 @@ class ServerWatch:
         self.servers = tuple(server.pid for server in servers)
         before, self._seen = self._seen, {server.pid: server for server in servers}
         lists = [server.clients for server in servers]
-        self.served = frozenset(pid for one in lists for pid in one or ())
+        self.served = frozenset(pid for clients in lists for pid in clients or ())
         if None in lists:
             self.forget_clients()
         else:
@@ -202,35 +204,29 @@ class ServerWatch:
                 await self._control.restart_servers()
 
 
-_LOOK_AGAIN_SECONDS = 0.05
-_LET_GO_SECONDS = 1.0
-"""A client may still be listed this long; no document says that a terminated client leaves the list."""
-_GONE = "not found"
-
-
 class ClientLister(QueriedDaemon, Protocol):
     """Describe a control daemon whose servers list their clients."""
 
     async def clients(self, server: int) -> tuple[int, ...] | None: ...
 
 
-async def part(control: ClientLister, pids: Collection[int]) -> int:
+async def detach_clients(control: ClientLister, pids: Collection[int]) -> int:
     """Terminate the clients among these processes (host PIDs), and wait until they are gone.
 
     Returns how many clients there were. Raises ``SharingUnavailable`` if the daemon refuses, ``TimedOut`` if
     it does not answer.
     """
-    parted = 0
+    detached = 0
     for server in await control.servers():
         there = await _clients_among(control, server, pids)
         for pid in there:
             await _terminate(control, server, pid)
-        parted += len(there)
+        detached += len(there)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
                 while there and await _clients_among(control, server, there):  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-    return parted
+    return detached
 
 
 async def _clients_among(control: ClientLister, server: int, pids: Collection[int]) -> list[int]:

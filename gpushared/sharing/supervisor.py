@@ -13,8 +13,8 @@ from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import GpushareError, SharingUnavailable, TimedOut
 from gpushared.ports import ServerFault
 from gpushared.sharing.canary_watch import CanaryWatch
+from gpushared.sharing.connection_holder import connection_holder
 from gpushared.sharing.control import DaemonLimits, MpsControl
-from gpushared.sharing.holder import line_holder
 from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.server_watch import RECYCLE_SECONDS, ServerWatch
 
@@ -52,6 +52,7 @@ class Supervisor:
         self.control = control
         self.leases: set[str] = set()
         self.starts = 0
+        """The number of successful starts, which distinguishes the daemon's runs."""
         self._watch_servers = ServerWatch(control, recycle_seconds=recycle_seconds)
         self._canary = canary
         self._silent_since = ""
@@ -65,10 +66,12 @@ class Supervisor:
         self._backoff = backoff
         self._error: GpushareError | None = None
         self._failures = 0
+        """The failures in a row."""
         self._watching = False
         self._settled = asyncio.Event()
+        """Set once the daemon serves, or has failed so often that waiting leases get the error."""
         self._task: asyncio.Task[None] | None = None
-        self._glance: asyncio.Task[None] | None = None
+        self._extra_look: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> bool:
@@ -102,7 +105,7 @@ class Supervisor:
     def trouble(self) -> str | None:
         """Return the daemon's trouble as a sentence for the admin."""
         if self._error is not None:
-            return f"{self._error.message}{self._since()}"
+            return f"{self._error.message}{self._silence()}"
         if self.faults:
             left = sum(len(fault.clients) for fault in self.faults)
             return f"an MPS server met a fatal fault and serves nobody; {left} of its clients are still there"
@@ -115,7 +118,7 @@ class Supervisor:
         complaint = self._canary.complaint
         return None if complaint is None else f"new CUDA programs {complaint}"
 
-    def _since(self) -> str:
+    def _silence(self) -> str:
         if not self._silent_since:
             return ""
         held = (
@@ -144,8 +147,8 @@ class Supervisor:
 
     def look_soon(self) -> None:
         """Look at servers and clients now, before the next regular look."""
-        if self._watching and (self._glance is None or self._glance.done()):
-            self._glance = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
+        if self._watching and (self._extra_look is None or self._extra_look.done()):
+            self._extra_look = asyncio.create_task(self._look(), name=f"mps look {self.control.home.name}")
 
     async def stop(self) -> None:
         """End the daemon."""
@@ -173,7 +176,7 @@ class Supervisor:
             raise SharingUnavailable(self._wedge, hint="it heals when the leases on that GPU have ended")
 
     async def _cancel(self) -> None:
-        tasks, self._task, self._glance = (self._task, self._glance), None, None
+        tasks, self._task, self._extra_look = (self._task, self._extra_look), None, None
         for task in tasks:
             if task is not None:
                 task.cancel()
@@ -182,13 +185,13 @@ class Supervisor:
 
     async def _keep(self) -> None:
         while True:
-            await self._live_once()
+            await self._run_once()
             if self._failures >= _QUIET_FAILURES or isinstance(self._error, TimedOut):
                 self._settled.set()
             await asyncio.sleep(self._backoff(self._failures))
 
-    async def _live_once(self) -> None:
-        """Follow one life of the daemon, from its start to its end."""
+    async def _run_once(self) -> None:
+        """Start the daemon, and watch it until it ends."""
         now = asyncio.get_running_loop().time
         try:
             await self._bring_up()
@@ -207,7 +210,7 @@ class Supervisor:
         self._applied = None
         self._settled.clear()
         self._watch_servers.forget()
-        self._hear()
+        self._clear_silence()
         if now() - started_at >= self._steady_seconds:
             self._failures = 0
         self._note_failure(SharingUnavailable("the MPS control daemon ended and is being started again"))
@@ -232,7 +235,7 @@ class Supervisor:
 
     async def _watch(self) -> None:
         if self.control.was_alive:
-            await self._look()  # the daemon's servers are no strangers on the GPU
+            await self._look()  # the status must count the servers of a daemon that was found alive as ours
         while not await self.control.exits_within(self._poll_seconds):
             await self._look()
             if self._error is None:
@@ -240,24 +243,24 @@ class Supervisor:
 
     async def _look(self) -> None:
         """Query the living daemon; note if it answers, its servers and their clients."""
-        life = self.starts
+        start = self.starts
         try:
-            await self._watch_servers.look(lambda: self._watching and life == self.starts)
+            await self._watch_servers.look(lambda: self._watching and start == self.starts)
         except GpushareError as error:
             self._error = error
             self._watch_servers.forget_clients()
             await self._note_silence()
         else:
             self._error = None
-            self._hear()
+            self._clear_silence()
         self.control.trim_log()
 
     async def _note_silence(self) -> None:
         self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
         if (pid := self.control.pid) is not None:
-            self._holder = await asyncio.to_thread(line_holder, pid)
+            self._holder = await asyncio.to_thread(connection_holder, pid)
 
-    def _hear(self) -> None:
+    def _clear_silence(self) -> None:
         self._silent_since, self._holder = "", None
 
     async def _recycle(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpushared.daemon.files import write_durably
 from gpushared.domain.model.errors import GpushareError, LimitReached, SharingUnavailable
 from gpushared.ports import CgroupDriver, EngineFacts, UserBounds, UserUse
-from gpushared.sharing.cgroups import SYSTEMCTL, CgroupPlace, tell_systemd
+from gpushared.sharing.cgroups import SYSTEMCTL, CgroupPlace, run_systemctl
 from gpushared.sharing.limit_files import ROOT, Limit, Trees
 
 _log = logging.getLogger(__name__)
@@ -26,24 +26,36 @@ HOME = "gpushare_users"
 TRIAL = "trial"
 TRIAL_LIMITS = UserBounds(memory_bytes=1 << 30, cpus=1.0, pids=1024)
 NONE_HINT = "`gpushare doctor` names what is missing"
-SURE_SECONDS = 10.0
-"""For this long after a look it is enough that the cgroup exists. Each read in a thread waits for the event
-loop, which a flood of another user keeps busy, and a start would wait for dozens of reads."""
+VERIFIED_SECONDS = 10.0
+"""For this long after the limits were verified it is enough that the cgroup exists. Each read in a thread waits
+for the event loop, which a flood of another user keeps busy, and a start would wait for dozens of reads."""
 _HAS_MORE = {errno.EBUSY, errno.EINVAL}
 """cgroup v1 answers with these errors to a limit below the present use, or below the CPUs that a container
 has."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _CgroupKind:
     """Hold the facts of an engine that decide where cgroups are."""
 
     driver: CgroupDriver
     version: int
 
     @classmethod
-    def of(cls, engine: EngineFacts) -> _Kind:
+    def of(cls, engine: EngineFacts) -> _CgroupKind:
         return cls(engine.cgroup_driver, engine.cgroup_version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """Record the limits that were found or set in a cgroup; ``until`` is a time of ``time.monotonic``."""
+
+    limits: UserBounds
+    kind: _CgroupKind
+    until: float
+
+    def covers(self, limits: UserBounds, kind: _CgroupKind) -> bool:
+        return (self.limits, self.kind) == (limits, kind) and time.monotonic() < self.until
 
 
 class UserCgroups:
@@ -62,13 +74,12 @@ class UserCgroups:
         self._root = root
         self._systemctl = systemctl
         self._known: dict[int, UserBounds | None] = {}
-        self._kind: _Kind | None = None
-        self._sure: dict[str, tuple[UserBounds, _Kind, float]] = {}
-        """The limits that were last found or set in a user's cgroup, and the time until which that is
-        certain."""
+        self._kind: _CgroupKind | None = None
+        self._verified: dict[str, _Verified] = {}
+        """The last verified limits by user."""
         self._trees: dict[int, Trees] = {}
         self._troubles: dict[str, str] = {}
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def trouble(self) -> str:
@@ -82,26 +93,26 @@ class UserCgroups:
         return self.place_of(uid).docker_name(engine.cgroup_driver)
 
     async def hold(self, uid: int, limits: UserBounds, engine: EngineFacts) -> None:
-        async with self._turn:
-            kind = _Kind.of(engine)
-            await self._note(uid, limits, kind)
+        async with self._lock:
+            kind = _CgroupKind.of(engine)
+            await self._record(uid, limits, kind)
             await self._hold(str(uid), limits, kind)
 
-    async def joining(self, uid: int, engine: EngineFacts) -> list[Path]:
+    async def join_files(self, uid: int, engine: EngineFacts) -> list[Path]:
         try:
-            return await asyncio.to_thread(self._joining, uid, _Kind.of(engine))
+            return await asyncio.to_thread(self._join_files, uid, _CgroupKind.of(engine))
         except (OSError, KeyError):
             return []
 
     async def use(self, uid: int, engine: EngineFacts) -> UserUse:
         try:
-            return await asyncio.to_thread(self._use, uid, _Kind.of(engine))
+            return await asyncio.to_thread(self._use, uid, _CgroupKind.of(engine))
         except (OSError, KeyError, ValueError):
             return UserUse()
 
     async def restore(self, limits: UserBounds) -> None:
         """Restore the cgroups after a reboot, maybe before the engine has answered. Never raises."""
-        async with self._turn:
+        async with self._lock:
             try:
                 self._kind, uids = await asyncio.to_thread(self._read)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -110,15 +121,12 @@ class UserCgroups:
             self._known = {**dict.fromkeys(uids), **self._known}
             await self._hold_known(limits)
 
-    async def reached(self, limits: UserBounds, engine: EngineFacts) -> None:
-        """Try if the cgroups work, now that the engine answers, and make all that are known.
-
-        Never raises.
-        """
-        async with self._turn:
-            kind = self._kind = _Kind.of(engine)
+    async def on_engine_answer(self, limits: UserBounds, engine: EngineFacts) -> None:
+        """Try if the cgroups work for this engine, and make those of all known users. Never raises."""
+        async with self._lock:
+            kind = self._kind = _CgroupKind.of(engine)
             self._trees.clear()
-            self._sure.clear()
+            self._verified.clear()
             try:
                 await self._hold(TRIAL, TRIAL_LIMITS, kind)
                 await self._remove(TRIAL, kind)
@@ -128,7 +136,7 @@ class UserCgroups:
 
     async def apply(self, limits: UserBounds) -> None:
         """Set other limits for all users from now on. Never raises: ``trouble`` has the error."""
-        async with self._turn:
+        async with self._lock:
             await self._hold_known(limits)
 
     # --- helpers ---
@@ -143,61 +151,64 @@ class UserCgroups:
             except GpushareError as error:
                 _log.warning("users_limits.not_set uid=%d why=%s", uid, error)
 
-    async def _hold(self, user: str, limits: UserBounds, kind: _Kind) -> None:
+    async def _hold(self, user: str, limits: UserBounds, kind: _CgroupKind) -> None:
         place = self.home.within(user)
         path, by_systemd = place.path(kind.driver), kind.driver is CgroupDriver.SYSTEMD
-        sure = self._sure.get(user)
-        is_sure = sure is not None and sure[:2] == (limits, kind) and time.monotonic() < sure[2]
+        verified = self._verified.get(user)
+        is_verified = verified is not None and verified.covers(limits, kind)
         try:
-            if is_sure and await asyncio.to_thread(self._is_there, path, kind):
+            if is_verified and await asyncio.to_thread(self._is_there, path, kind):
                 return
             if not await asyncio.to_thread(self._is_held, path, limits, kind):
                 if by_systemd:
-                    await self._have_slice(place.docker_name(kind.driver), limits)
+                    await self._ensure_slice(place.docker_name(kind.driver), limits)
                 await asyncio.to_thread(self._set, path, limits, kind, by_systemd=by_systemd)
         except KeyError as error:
-            self._fail(user, SharingUnavailable(f"this machine has no cgroups for {error.args[0]}"))
+            trouble = f"this machine has no cgroups for {error.args[0]}"
+            self._fail(user, SharingUnavailable(trouble, hint=NONE_HINT))
         except OSError as error:
             self._fail(user, _error_of(user, error))
         except SharingUnavailable as error:
             self._fail(user, error)
         self._troubles.pop(user, None)
-        self._sure[user] = (limits, kind, time.monotonic() + SURE_SECONDS)
+        self._verified[user] = _Verified(limits, kind, time.monotonic() + VERIFIED_SECONDS)
 
-    def _find(self, kind: _Kind) -> Trees:
+    def _find(self, kind: _CgroupKind) -> Trees:
         """Return the trees; raises OSError."""
         trees = self._trees.get(kind.version)
         if trees is None:
             trees = self._trees[kind.version] = Trees.find(kind.version, self._root)
         return trees
 
-    def _is_there(self, path: str, kind: _Kind) -> bool:
+    def _is_there(self, path: str, kind: _CgroupKind) -> bool:
         return all(directory.is_dir() for directory in self._find(kind).directories(path))
 
     def _fail(self, user: str, error: GpushareError) -> None:
-        self._sure.pop(user, None)
+        self._verified.pop(user, None)
         self._troubles[user] = error.message
         raise error
 
-    def _is_held(self, path: str, limits: UserBounds, kind: _Kind) -> bool:
+    def _is_held(self, path: str, limits: UserBounds, kind: _CgroupKind) -> bool:
         try:
             found = self._find(kind).limits(path, limits)
             return all(limit.is_set() for limit in found)
         except FileNotFoundError:
             return False
 
-    def _set(self, path: str, limits: UserBounds, kind: _Kind, *, by_systemd: bool) -> None:
+    def _set(self, path: str, limits: UserBounds, kind: _CgroupKind, *, by_systemd: bool) -> None:
         trees = self._find(kind)
         if not by_systemd:
             trees.make(path)
         wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
         if by_systemd and wanted:
-            raise SharingUnavailable(f"systemd did not set {wanted[0].path} to {wanted[0].value}")
+            raise SharingUnavailable(
+                f"systemd did not set {wanted[0].path} to {wanted[0].value}", hint=NONE_HINT
+            )
         # A limit that a user exceeds already must not keep the other limits from holding.
         if refused := [error for limit in wanted if (error := _refusal(limit)) is not None]:
             raise refused[0]
 
-    async def _have_slice(self, unit: str, limits: UserBounds) -> None:
+    async def _ensure_slice(self, unit: str, limits: UserBounds) -> None:
         """Let systemd make the slice: on any reload systemd undoes other programs' writes in its tree."""
         words = [
             *(f"{kind}Accounting=yes" for kind in ("CPU", "Memory", "Tasks")),
@@ -207,13 +218,13 @@ class UserCgroups:
             "CPUQuotaPeriodSec=100ms",
             f"TasksMax={limits.pids or 'infinity'}",
         ]
-        await tell_systemd(self._systemctl, "set-property", unit, *words)
-        await tell_systemd(self._systemctl, "start", unit)
+        await run_systemctl(self._systemctl, "set-property", unit, *words)
+        await run_systemctl(self._systemctl, "start", unit)
 
-    async def _remove(self, user: str, kind: _Kind) -> None:
+    async def _remove(self, user: str, kind: _CgroupKind) -> None:
         place, driver = self.home.within(user), kind.driver
         if driver is CgroupDriver.SYSTEMD:
-            await tell_systemd(self._systemctl, "stop", place.docker_name(driver))
+            await run_systemctl(self._systemctl, "stop", place.docker_name(driver))
             return
         try:
             trees = await asyncio.to_thread(self._find, kind)
@@ -223,15 +234,15 @@ class UserCgroups:
         except OSError as error:
             _log.info("users_limits.stays user=%s why=%s", user, error.strerror)
 
-    def _joining(self, uid: int, kind: _Kind) -> list[Path]:
-        return self._find(kind).joining(self.place_of(uid).path(kind.driver))
+    def _join_files(self, uid: int, kind: _CgroupKind) -> list[Path]:
+        return self._find(kind).join_files(self.place_of(uid).path(kind.driver))
 
-    def _use(self, uid: int, kind: _Kind) -> UserUse:
+    def _use(self, uid: int, kind: _CgroupKind) -> UserUse:
         return self._find(kind).use(self.place_of(uid).path(kind.driver))
 
     # --- the ledger ---
 
-    async def _note(self, uid: int, limits: UserBounds, kind: _Kind) -> None:
+    async def _record(self, uid: int, limits: UserBounds, kind: _CgroupKind) -> None:
         is_new = uid not in self._known or self._kind != kind
         self._kind, self._known[uid] = kind, limits
         if not is_new or self._ledger is None:
@@ -242,16 +253,16 @@ class UserCgroups:
             # The limits hold all the same; only a reboot would remove them until the user's next container.
             _log.warning("users_limits.not_noted error=%r", error)
 
-    def _write(self, ledger: Path, uids: Iterable[int], kind: _Kind) -> None:
+    def _write(self, ledger: Path, uids: Iterable[int], kind: _CgroupKind) -> None:
         text = json.dumps({"cgroup_driver": kind.driver, "cgroup_version": kind.version, "uids": list(uids)})
         write_durably(ledger, text.encode())
 
-    def _read(self) -> tuple[_Kind | None, list[int]]:
+    def _read(self) -> tuple[_CgroupKind | None, list[int]]:
         if self._ledger is None or not self._ledger.exists():
             return None, []
-        said = json.loads(self._ledger.read_text())
-        kind = _Kind(CgroupDriver(said["cgroup_driver"]), int(said["cgroup_version"]))
-        return kind, [int(uid) for uid in said["uids"]]
+        record = json.loads(self._ledger.read_text())
+        kind = _CgroupKind(CgroupDriver(record["cgroup_driver"]), int(record["cgroup_version"]))
+        return kind, [int(uid) for uid in record["uids"]]
 
 
 def _refusal(limit: Limit) -> OSError | None:

@@ -84,7 +84,7 @@ class FakeSharing(Failing):
         self._may_fail()
         self.held[lease.id] = place
 
-    async def part_clients(self, lease: Lease, pids: Collection[int]) -> int:
+    async def detach_clients(self, lease: Lease, pids: Collection[int]) -> int:
         self._may_fail()
         del lease
         self.parted.append(frozenset(pids))

@@ -21,7 +21,7 @@ from gpushared.gate.api.fields import CONFIG_TABLE, HOST_TABLE
 from gpushared.gate.api.routes import own_only, parse_target
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.gpu_request import (
-    ClaimWish,
+    LeaseClaim,
     docker_words,
     gpu_request_of,
     labels_of,
@@ -221,10 +221,10 @@ WISHES: list[tuple[dict[str, Any], object]] = [
     ({"Labels": None, "HostConfig": None}, None),
     ({"Labels": {"mine": "1"}}, None),
     ({"Labels": {"gpushare.class": "train"}}, None),
-    ({"Labels": {"gpushare.lease": "l-1"}}, ClaimWish(LeaseId("l-1"))),
+    ({"Labels": {"gpushare.lease": "l-1"}}, LeaseClaim(LeaseId("l-1"))),
     (
         {"Labels": {"gpushare.lease": "l-1"}, "HostConfig": {"DeviceRequests": [GPUS]}},
-        ClaimWish(LeaseId("l-1")),
+        LeaseClaim(LeaseId("l-1")),
     ),
     ({"HostConfig": {"DeviceRequests": [GPUS]}}, RequestSpec(gpu="2")),
     ({"HostConfig": {"DeviceRequests": [{**GPUS, "Count": -1}]}}, RequestSpec(gpu="all")),

@@ -12,7 +12,7 @@ import pytest
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from gpushared.gate.handlers.call import MOST, reads_on
+from gpushared.gate.handlers.call import MOST_INTERIM_ANSWERS, reads_on
 from gpushared.net.http_server import Exchange, Limits, Routes
 from tests.gate.docker import Docker
 from tests.gate.lease_services import FakeDesk, facts
@@ -123,7 +123,7 @@ async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
         async with asyncio.timeout(30):
             await client.send(create(busybox_image, SDK))
             await lease_service.waiting.wait()
-            for _ in range(MOST):
+            for _ in range(MOST_INTERIM_ANSWERS):
                 assert (await client.head())[0] == CONTINUE
             await asyncio.sleep(0.1)
             lease_service.room.set()

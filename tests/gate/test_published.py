@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.model.errors import PermissionRefused
-from gpushared.gate.api.body import LABEL_PORTS, check_counted, counted, ports_of
+from gpushared.gate.api.body import LABEL_PORTS, check_ports, count_ports, recorded_ports
 from gpushared.gate.api.site import NO_LIMIT, SitePolicy
 from gpushared.gate.docker_gate import Gate
 from tests.gate.lease_services import FakeDesk
@@ -36,29 +36,29 @@ ONE, TWO = [{"HostPort": "8000"}], [{"HostPort": "8000"}, {"HostPort": "8001"}]
     ],
 )
 def test_each_port_of_the_machine_is_counted(host: dict[str, Any], exposed: list[str], count: int) -> None:
-    assert ports_of(host, exposed) == count
+    assert count_ports(host, exposed) == count
 
 
 @pytest.mark.parametrize("said", ["", "-1", "x", "1e9", "٣", "1" * 10])
 def test_a_label_that_the_gate_did_not_write_counts_nothing(said: str) -> None:
-    assert counted({LABEL_PORTS: said}) == 0
-    assert counted({LABEL_PORTS: "12"}) == 12
+    assert recorded_ports({LABEL_PORTS: said}) == 0
+    assert recorded_ports({LABEL_PORTS: "12"}) == 12
 
 
 def test_a_container_starts_with_no_more_ports_than_it_was_created_for() -> None:
-    check_counted("box", 3, {LABEL_PORTS: "3"}, 8)
+    check_ports("box", 3, {LABEL_PORTS: "3"}, 8)
     with pytest.raises(PermissionRefused, match="box would publish 4 ports, and was created for 3"):
-        check_counted("box", 4, {LABEL_PORTS: "3"}, 8)
+        check_ports("box", 4, {LABEL_PORTS: "3"}, 8)
 
 
 def test_one_from_before_ports_were_counted_has_what_a_user_may_have() -> None:
-    check_counted("box", 8, {}, 8)
+    check_ports("box", 8, {}, 8)
     with pytest.raises(PermissionRefused, match="was created for 8"):
-        check_counted("box", 9, {}, 8)
+        check_ports("box", 9, {}, 8)
 
 
 def test_where_there_is_no_limit_nothing_is_looked_at() -> None:
-    check_counted("box", 9, {LABEL_PORTS: "0"}, NO_LIMIT)
+    check_ports("box", 9, {LABEL_PORTS: "0"}, NO_LIMIT)
 
 
 # --- on a real engine ----------------------------------------------------------------------------------

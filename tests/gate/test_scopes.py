@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gpushared.gate.containers.ownership import ContainerLocks
+from gpushared.gate.containers.ownership import NamedLocks
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from gpushared.ports import EditMount, EngineFacts
@@ -236,7 +236,7 @@ async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
     """The engine would fill it from the image of the container, whoever made that."""
     gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
-        async with gate._handler_context.volume_turns.of(name):
+        async with gate._handler_context.volume_locks.of(name):
             making = asyncio.create_task(both.alice.make("volumes", name))
             assert (await both.bob.make("volumes", f"{name}-other")).status == 201
             assert (await both.root.ask("GET", f"/volumes/{name}")).status == 404
@@ -250,7 +250,7 @@ async def test_nobody_waits_for_what_another_makes_with_a_volumes_name(
     gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
         await both.bob.make("volumes", name)
-        async with gate._handler_context.volume_turns.of(name), asyncio.timeout(20):
+        async with gate._handler_context.volume_locks.of(name), asyncio.timeout(20):
             for method in ("GET", "DELETE"):
                 reply = await both.alice.ask(method, f"/volumes/{name}")
                 assert (reply.status, reply.message.startswith("No such volume")) == (404, True)
@@ -262,7 +262,7 @@ async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_no
     gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
         await both.alice.make("volumes", name)
-        async with gate._handler_context.volume_turns.of(name):
+        async with gate._handler_context.volume_locks.of(name):
             removing = asyncio.create_task(both.alice.ask("DELETE", f"/volumes/{name}"))
             await asyncio.sleep(0.5)  # it has looked once by then
             assert not removing.done()
@@ -477,7 +477,7 @@ async def test_a_packed_archive_is_refused(both: People) -> None:
 
 async def test_a_start_waits_until_files_are_copied() -> None:
     """The engine would mount into a container that has begun to run."""
-    turns, seen = ContainerLocks(), list[str]()
+    turns, seen = NamedLocks(), list[str]()
 
     async def start(container: str) -> None:
         async with turns.of(container):

@@ -202,7 +202,7 @@ async def test_limits_that_the_site_set_are_not_passed_over_where_they_cannot_be
     async with serving_gate(gate, ALICE) as served:
         alice = Docker(served.url, docker_environment, busybox_image)
         assert (await alice.run(busybox_image, "true")).code == 0
-        gate.policy = SitePolicy(pids_per_user=40, own_words=frozenset({"pids_per_user"}))
+        gate.policy = SitePolicy(pids_per_user=40, configured_fields=frozenset({"pids_per_user"}))
         done = await alice.run(busybox_image, "true")
     assert done.code == 125
     assert b"the limits of users cannot be kept" in done.err

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import ContainerId
 from gpushared.gate.api.site import root_mark
-from gpushared.gate.containers.verify import ROOTS_CAPABILITIES, Expected, findings, unchecked
-from gpushared.ports import DeviceNode, DeviceRule, Exposure, MachineDevices, Reality, Word
+from gpushared.gate.containers.verify import ROOT_CAPABILITY_BITS, Expected, deviations, unchecked
+from gpushared.ports import DeviceNode, DeviceRule, EngineDescription, Exposure, MachineDevices, Reality
 
 OWNER = 1001
 GPU, OTHER = GpuId("GPU-1"), GpuId("GPU-2")
@@ -34,16 +34,16 @@ LEASED_NODES = (
 )
 PINNED = "/run/gpushare-pins/abc-1/0"
 LEASE_DIRECTORY = "/run/gpushare/leases/l-1"
-WORD = Word({}, groups=frozenset({1001, 20}), binds=(PINNED,))
+DESCRIPTION = EngineDescription({}, groups=frozenset({1001, 20}), binds=(PINNED,))
 PLAIN = Reality(
-    ContainerId("c" * 64), "box", 100, 5, WORD, MACHINE, frozenset({OWNER}), frozenset({1001, 20}), 0,
+    ContainerId("c" * 64), "box", 100, 5, DESCRIPTION, MACHINE, frozenset({OWNER}), frozenset({1001, 20}), 0,
     no_new_privileges=True, seccomp=True, maps_users=False, host_namespaces=frozenset({"user", "cgroup"}),
     nodes=PLAIN_NODES, rules=PLAIN_RULES, exposed=(),
 )  # fmt: skip
 LEASED = replace(
     PLAIN,
-    word=replace(
-        WORD,
+    described=replace(
+        DESCRIPTION,
         device_requests=("gpushare.io/lease=l-1", "nvidia.com/gpu=GPU-1"),
         binds=(PINNED, LEASE_DIRECTORY),
     ),
@@ -57,8 +57,8 @@ TRUSTED = Expected(confined=False, uid=0)
 UNKNOWN = Expected(True, OWNER, "", "l-1", None, None, (LEASE_DIRECTORY,))
 
 
-def word(reality: Reality, **fields: Any) -> Reality:
-    return replace(reality, word=replace(reality.word, **fields))
+def described(reality: Reality, **fields: Any) -> Reality:
+    return replace(reality, described=replace(reality.described, **fields))
 
 
 def node(path: str, major: int, minor: int) -> tuple[DeviceNode, ...]:
@@ -66,10 +66,10 @@ def node(path: str, major: int, minor: int) -> tuple[DeviceNode, ...]:
 
 
 ROOT_INSIDE = replace(
-    word(PLAIN, mark=root_mark(OWNER), binds=()),
+    described(PLAIN, mark=root_mark(OWNER), binds=()),
     uids=frozenset({0}),
     gids=frozenset({0}),
-    capabilities=ROOTS_CAPABILITIES,
+    capabilities=ROOT_CAPABILITY_BITS,
 )
 HONEST = {
     "plain": (PLAIN, CONFINED),
@@ -78,20 +78,22 @@ HONEST = {
     "root inside": (ROOT_INSIDE, CONFINED),
     "its user's numbers are mapped": (replace(PLAIN, uids=frozenset({101_001}), maps_users=True), CONFINED),
     "host's IPC that was asked for": (
-        replace(word(PLAIN, host_namespaces=frozenset({"ipc"})), host_namespaces=frozenset({"ipc", "user"})),
+        replace(
+            described(PLAIN, host_namespaces=frozenset({"ipc"})), host_namespaces=frozenset({"ipc", "user"})
+        ),
         CONFINED,
     ),
-    "every system call, as asked for": (replace(word(PLAIN, seccomp=False), seccomp=False), CONFINED),
-    "GPUs by device request": (word(LEASED, device_requests=(":GPU-1",)), HOLDER),
+    "every system call, as asked for": (replace(described(PLAIN, seccomp=False), seccomp=False), CONFINED),
+    "GPUs by device request": (described(LEASED, device_requests=(":GPU-1",)), HOLDER),
     "GPUs of a lease that nobody knows": (
-        word(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",), device_requests=("nvidia.com/gpu=GPU-1",)),
+        described(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",), device_requests=("nvidia.com/gpu=GPU-1",)),
         UNKNOWN,
     ),
-    "no GPUs by NVIDIA's runtime": (word(PLAIN, env=("NVIDIA_VISIBLE_DEVICES=void",)), CONFINED),
-    "its GPUs by NVIDIA's runtime": (word(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",)), HOLDER),
+    "no GPUs by NVIDIA's runtime": (described(PLAIN, env=("NVIDIA_VISIBLE_DEVICES=void",)), CONFINED),
+    "its GPUs by NVIDIA's runtime": (described(LEASED, env=("NVIDIA_VISIBLE_DEVICES=GPU-1",)), HOLDER),
     "a trusted caller's, root with the machine's network and Docker's socket": (
         replace(
-            word(PLAIN, host_namespaces=frozenset({"net", "pid"}), binds=("/",)),
+            described(PLAIN, host_namespaces=frozenset({"net", "pid"}), binds=("/",)),
             uids=frozenset({0}),
             gids=frozenset({0}),
             capabilities=2**40 - 1,
@@ -104,8 +106,8 @@ HONEST = {
     ),
 }
 WRONG = {
-    "privileged": (word(PLAIN, privileged=True), CONFINED, "is privileged"),
-    "privileged, trusted": (word(PLAIN, privileged=True), TRUSTED, "is privileged"),
+    "privileged": (described(PLAIN, privileged=True), CONFINED, "is privileged"),
+    "privileged, trusted": (described(PLAIN, privileged=True), TRUSTED, "is privileged"),
     "a GPU without a lease": (
         replace(PLAIN, nodes=node("/dev/x", 195, 0)),
         CONFINED,
@@ -135,18 +137,22 @@ WRONG = {
         "may use the GPU devices 195:0",
     ),
     "another lease's device": (
-        word(LEASED, device_requests=("gpushare.io/lease=l-2",)),
+        described(LEASED, device_requests=("gpushare.io/lease=l-2",)),
         HOLDER,
         "was made with the device gpushare.io/lease=l-2",
     ),
     "all of NVIDIA's devices": (
-        word(PLAIN, device_requests=("nvidia.com/gpu=all",)),
+        described(PLAIN, device_requests=("nvidia.com/gpu=all",)),
         TRUSTED,
         "was made with the device nvidia.com/gpu=all",
     ),
-    "a driver that nobody knows": (word(PLAIN, device_requests=("amd:0",)), CONFINED, "the device amd:0"),
+    "a driver that nobody knows": (
+        described(PLAIN, device_requests=("amd:0",)),
+        CONFINED,
+        "the device amd:0",
+    ),
     "an image's variable": (
-        word(PLAIN, env=("NVIDIA_VISIBLE_DEVICES=all",)),
+        described(PLAIN, env=("NVIDIA_VISIBLE_DEVICES=all",)),
         CONFINED,
         "has NVIDIA_VISIBLE_DEVICES=all",
     ),
@@ -159,27 +165,29 @@ WRONG = {
         "has the capabilities 0x200000",
     ),
     "root inside with a lease": (replace(ROOT_INSIDE), HOLDER, "is root inside and has a lease"),
-    "a mark for somebody else": (word(ROOT_INSIDE, mark=root_mark(7)), CONFINED, "runs as uid 0"),
+    "a mark for somebody else": (described(ROOT_INSIDE, mark=root_mark(7)), CONFINED, "runs as uid 0"),
     "new privileges": (replace(PLAIN, no_new_privileges=False), CONFINED, "could gain privileges"),
     "the machine's processes": (
-        replace(word(PLAIN, host_namespaces=frozenset({"pid"})), host_namespaces=frozenset({"pid", "user"})),
+        replace(
+            described(PLAIN, host_namespaces=frozenset({"pid"})), host_namespaces=frozenset({"pid", "user"})
+        ),
         CONFINED,
         "shares the machine's namespaces pid",
     ),
-    "a disk": (word(PLAIN, devices=("/dev/sda",)), CONFINED, "was made with the device /dev/sda"),
+    "a disk": (described(PLAIN, devices=("/dev/sda",)), CONFINED, "was made with the device /dev/sda"),
     "device rules": (
-        word(PLAIN, device_rules=("c 1:1 rwm",)),
+        described(PLAIN, device_rules=("c 1:1 rwm",)),
         CONFINED,
         "was made with the device rule c 1:1 rwm",
     ),
-    "a path nobody checked": (word(PLAIN, binds=("/etc",)), CONFINED, "mounts /etc"),
+    "a path nobody checked": (described(PLAIN, binds=("/etc",)), CONFINED, "mounts /etc"),
     "another's lease directory": (
         replace(LEASED, exposed=(Exposure("/x", "/run/gpushare/leases/l-2"),)),
         HOLDER,
         "sees /run/gpushare/leases/l-2 of the machine at /x",
     ),
     "another lease's device where its own is not known": (
-        word(LEASED, device_requests=("gpushare.io/lease=l-2",)),
+        described(LEASED, device_requests=("gpushare.io/lease=l-2",)),
         UNKNOWN,
         "was made with the device gpushare.io/lease=l-2",
     ),
@@ -199,19 +207,19 @@ WRONG = {
 @pytest.mark.parametrize("case", HONEST)
 def test_nothing_is_found_at_honest_containers(case: str) -> None:
     seen, expected = HONEST[case]
-    assert findings(seen, expected) == ()
+    assert deviations(seen, expected) == ()
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_no_gate_gives_is_found_and_named(case: str) -> None:
     seen, expected, told = WRONG[case]
-    found = findings(seen, expected)
+    found = deviations(seen, expected)
     assert any(told in each.text for each in found), found
     assert all(each.grave for each in found)
 
 
 def test_an_engine_without_seccomp_is_told_and_ends_nobodys_container() -> None:
-    (found,) = findings(replace(PLAIN, seccomp=False), CONFINED)
+    (found,) = deviations(replace(PLAIN, seccomp=False), CONFINED)
     assert not found.grave
 
 
@@ -219,7 +227,7 @@ def test_what_cannot_be_looked_at_is_named() -> None:
     seen, expected = replace(LEASED, rules=None), replace(HOLDER, minors=None)
     assert unchecked(seen, expected) == ("the device rules of cgroup v2", "which GPU a device node is")
     assert "the GPUs of leases that are not known" in unchecked(LEASED, UNKNOWN)
-    assert findings(seen, expected) == ()
+    assert deviations(seen, expected) == ()
 
 
 nodes = st.builds(DeviceNode, st.just("/dev/x"), st.sampled_from([1, 5, 195, 226, 510]), st.integers(0, 255))
@@ -231,11 +239,11 @@ def test_a_container_passes_exactly_where_each_of_its_devices_does(
 ) -> None:
     """No device hides another, and none is held against a container because of another."""
     base = LEASED if expected is HOLDER else PLAIN
-    alone = [bool(findings(replace(base, nodes=(each,)), expected)) for each in found]
-    assert bool(findings(replace(base, nodes=tuple(found)), expected)) == any(alone)
+    alone = [bool(deviations(replace(base, nodes=(each,)), expected)) for each in found]
+    assert bool(deviations(replace(base, nodes=tuple(found)), expected)) == any(alone)
 
 
 @given(st.integers(0, 253))
 def test_of_gpus_only_the_leases_own_may_be_there(minor: int) -> None:
     seen = replace(LEASED, nodes=(DeviceNode("/dev/g", 195, minor),))
-    assert bool(findings(seen, HOLDER)) == (minor != 3)
+    assert bool(deviations(seen, HOLDER)) == (minor != 3)

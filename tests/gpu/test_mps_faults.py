@@ -43,7 +43,7 @@ async def test_a_busy_client_that_is_parted_and_killed_does_its_neighbour_no_har
     await computing(contained, edits[1])
     clients = (await until(sharing, lambda status: len(status.clients) == 2)).clients
     (goes,) = set(clients) - {stays}
-    assert await sharing.part_clients(lease_of(gpu, 2, QUARTER), {goes}) == 1
+    assert await sharing.detach_clients(lease_of(gpu, 2, QUARTER), {goes}) == 1
     os.kill(goes, signal.SIGKILL)
     assert (await neighbour.finish(40)).values()["alive"]["result"] == SUCCESS
     assert not (await sharing.status())[0].faults

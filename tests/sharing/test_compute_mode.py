@@ -86,7 +86,7 @@ async def test_after_a_crash_the_mode_stays_for_leases_that_live_and_goes_with_t
     await modes.hold("l-1", ONE)
     await modes.hold("l-2", TWO)
     modes = next_life(modes, driver, ledger)
-    await modes.put_right({"l-1"})
+    await modes.restore_unneeded({"l-1"})
     assert driver.modes == {FIRST: EXCLUSIVE_PROCESS, SECOND: DEFAULT}
     modes = next_life(modes, driver, ledger)
     await modes.hold("l-1", ONE)
@@ -140,7 +140,7 @@ async def test_a_mode_that_cannot_be_put_back_is_put_back_at_the_next_start(
     (entry,) = read_ledger(ledger).values()
     assert entry.leases == frozenset()
     modes = next_life(modes, driver, ledger)
-    await modes.put_right({"l-1"})
+    await modes.restore_unneeded({"l-1"})
     assert driver.modes[FIRST] == DEFAULT
 
 
@@ -184,17 +184,17 @@ async def test_a_file_that_cannot_be_read_is_trouble_and_not_taken_for_an_empty_
     ledger.parent.mkdir()
     ledger.write_text(text)
     with pytest.raises(SharingUnavailable, match="cannot be kept in"):
-        await ExclusiveModes(driver, ledger).put_right(())
+        await ExclusiveModes(driver, ledger).restore_unneeded(())
     assert ledger.read_text() == text
 
 
 async def test_only_one_process_at_a_time_sees_to_the_modes(driver: FakeComputeModes, ledger: Path) -> None:
     first = ExclusiveModes(driver, ledger)
-    await first.put_right(())
+    await first.restore_unneeded(())
     with pytest.raises(SharingUnavailable, match="another process"):
-        await ExclusiveModes(driver, ledger).put_right(())
+        await ExclusiveModes(driver, ledger).restore_unneeded(())
     first.close()
-    await ExclusiveModes(driver, ledger).put_right(())
+    await ExclusiveModes(driver, ledger).restore_unneeded(())
 
 
 # --- with the sharing ---
@@ -241,7 +241,7 @@ async def test_a_stop_leaves_the_mode_to_leases_that_go_on(
     await sharing.open(lease(1), exclusively(FIRST))
     await sharing.close(keep_running=True)
     assert driver.modes[FIRST] == EXCLUSIVE_PROCESS
-    await ExclusiveModes(driver, ledger).put_right({"l-1"})
+    await ExclusiveModes(driver, ledger).restore_unneeded({"l-1"})
     assert driver.modes[FIRST] == EXCLUSIVE_PROCESS
 
 

@@ -24,7 +24,7 @@ from gpushared.domain.model.request import Isolation
 from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.ports import EditMount, Edits, Hook
 from gpushared.sharing.control import DaemonLimits
-from gpushared.sharing.driver_wall import Hold
+from gpushared.sharing.driver_wall import CgroupPlacement
 from gpushared.sharing.lease_edits import lease_edits, own_limits
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
@@ -344,12 +344,12 @@ def test_frameworks_are_never_told_of_more_memory_than_leased(
 )
 def test_the_drivers_limit_is_the_stronger_wall_and_mps_keeps_what_it_had(mps: bool, cap: ComputeCap) -> None:
     """Programs see the lease as the GPU's total then, so nothing tells them to take a part of it."""
-    hold = Hold("/gpushare/l-1", (Hook("/bin/sh", ("sh",)),))
+    placement = CgroupPlacement("/gpushare/l-1", (Hook("/bin/sh", ("sh",)),))
     own = lease(1)
-    made = lease_edits(own, GPUS, directory=DIRECTORY, mps=mps, simulated=False, hold=hold)
+    made = lease_edits(own, GPUS, directory=DIRECTORY, mps=mps, simulated=False, placement=placement)
     without = lease_edits(own, GPUS, directory=DIRECTORY, mps=mps, simulated=False)
     assert made.walls == Walls(MemoryWall.DRIVER, cap)
-    assert (made.cgroup_parent, made.hooks) == (hold.cgroup_parent, hold.hooks)
+    assert (made.cgroup_parent, made.hooks) == (placement.cgroup_parent, placement.hooks)
     assert {**without.env, "GPUSHARE_MEMORY_WALL": "driver"} == made.env
     assert made.env_defaults == {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
@@ -357,6 +357,6 @@ def test_the_drivers_limit_is_the_stronger_wall_and_mps_keeps_what_it_had(mps: b
 def test_whole_gpus_need_no_limit_of_the_drivers() -> None:
     """Even where one was set for the lease when it was smaller."""
     whole = lease(1, grant(FIRST, 1000))
-    hold = Hold("/gpushare/l-1", ())
-    made = lease_edits(whole, GPUS, directory=DIRECTORY, mps=True, simulated=False, hold=hold)
+    placement = CgroupPlacement("/gpushare/l-1", ())
+    made = lease_edits(whole, GPUS, directory=DIRECTORY, mps=True, simulated=False, placement=placement)
     assert (made.walls, made.cgroup_parent) == (WHOLE, "")

@@ -14,9 +14,9 @@ from gpushared.domain.leases.node_rules import MpsMode
 from gpushared.domain.model.errors import TimedOut
 from gpushared.domain.model.request import Isolation
 from gpushared.ports import ServerFault, SharingStatus
+from gpushared.sharing.connection_holder import is_own
 from gpushared.sharing.control import ControlTiming
 from gpushared.sharing.daemon_pool import MpsTiming
-from gpushared.sharing.holder import is_own
 from gpushared.sharing.mps import MpsSharing
 from gpushared.sharing.server_watch import culprit_of
 from tests.sharing import daemons
@@ -44,14 +44,14 @@ async def share(runtime_dir: Path, mps: FakeMps) -> AsyncIterator[MakeSharing]:
         *,
         recycle_seconds: float = NEVER_SECONDS,
         control: ControlTiming | None = None,
-        part_seconds: float = 3.0,
+        detach_seconds: float = 3.0,
         poll_seconds: float = 0.05,
     ) -> MpsSharing:
         timing = MpsTiming(
             control or ControlTiming(),
             poll_seconds=poll_seconds,
             recycle_seconds=recycle_seconds,
-            part_seconds=part_seconds,
+            detach_seconds=detach_seconds,
         )
         made.append(
             MpsSharing(runtime_dir, binary=binary or mps.binary, mode=MpsMode.REQUIRED, timing=timing)
@@ -86,17 +86,17 @@ async def test_only_the_named_processes_are_taken_off_their_server(share: MakeSh
     sharing = share()
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, 101, 102)
-    assert await sharing.part_clients(lease(1), {100, 102, 999}) == 2
+    assert await sharing.detach_clients(lease(1), {100, 102, 999}) == 2
     assert mps.clients(71) == [101]
     assert mps.told("terminate_client") == ["terminate_client 71 100", "terminate_client 71 102"]
 
 
 async def test_processes_that_are_no_clients_are_no_error(share: MakeSharing, mps: FakeMps) -> None:
     sharing = share()
-    assert await sharing.part_clients(lease(1), {100}) == 0
+    assert await sharing.detach_clients(lease(1), {100}) == 0
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 101)
-    assert await sharing.part_clients(lease(1), {100}) == 0
+    assert await sharing.detach_clients(lease(1), {100}) == 0
     assert mps.told("terminate_client") == []
 
 
@@ -104,16 +104,16 @@ async def test_a_daemon_that_does_not_answer_holds_up_nobody_whom_it_does_not_se
     share: MakeSharing, mps: FakeMps, runtime_dir: Path
 ) -> None:
     """Of those that it serves it is said in time that they are still there."""
-    sharing = share(part_seconds=0.5, control=IMPATIENT)
+    sharing = share(detach_seconds=0.5, control=IMPATIENT)
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100)
     looking = Looking(sharing)
     await looking.until(lambda status: status.clients == (100,))
     with held(runtime_dir):
         await looking.until(lambda status: status.trouble)
-        assert await sharing.part_clients(lease(1), {200}) == 0
+        assert await sharing.detach_clients(lease(1), {200}) == 0
         with pytest.raises(TimedOut, match=r"MPS did not let go of its clients in 0\.5 s"):
-            await sharing.part_clients(lease(1), {100})
+            await sharing.detach_clients(lease(1), {100})
     assert mps.clients(71) == [100]
 
 
@@ -121,13 +121,13 @@ async def test_a_daemon_that_somebody_keeps_from_answering_holds_up_no_lease_of_
     share: MakeSharing, mps: FakeMps, runtime_dir: Path
 ) -> None:
     """Also before anybody has noticed."""
-    sharing = share(part_seconds=NEVER_SECONDS, poll_seconds=NEVER_SECONDS)
+    sharing = share(detach_seconds=NEVER_SECONDS, poll_seconds=NEVER_SECONDS)
     await sharing.open(lease(1), GPUS)
     with held(runtime_dir):
         await sharing.open(lease(2, isolation=Isolation.SEPARATE), GPUS)
         mps.serve(71, 200)
         async with asyncio.timeout(30):
-            assert await sharing.part_clients(lease(2), {200}) == 1
+            assert await sharing.detach_clients(lease(2), {200}) == 1
 
 
 # --- faults ----------------------------------------------------------------------------------------------

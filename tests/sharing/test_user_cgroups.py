@@ -100,9 +100,9 @@ async def test_a_process_of_ours_joins_beside_the_containers_of_a_user(
     """With v2 no process may be in the cgroup itself, in which there are others."""
     walls = UserCgroups("n1", root=tree.path)
     place = tree.fill(tree.path / walls.place_of(1000).path(engine.cgroup_driver).lstrip("/"))
-    assert await walls.joining(1000, engine) == [place / "beside-containers" / "cgroup.procs"]
+    assert await walls.join_files(1000, engine) == [place / "beside-containers" / "cgroup.procs"]
     assert (place / "beside-containers").is_dir()
-    assert await walls.joining(1001, engine) == []
+    assert await walls.join_files(1001, engine) == []
 
 
 async def test_after_a_reboot_the_limits_are_there_before_the_engine_has_answered(
@@ -226,7 +226,7 @@ async def test_a_limit_below_what_a_container_has_is_told_in_a_sentence_and_the_
 
 
 async def test_a_trial_leaves_nothing_and_a_user_unknown_holds_nothing(walls: UserCgroups) -> None:
-    await walls.reached(BOUNDS, V1)
+    await walls.on_engine_answer(BOUNDS, V1)
     assert walls.trouble == ""
     assert not (Trees.find(1).tops["pids"] / "gpushare_users" / walls.home.names[-1]).exists()
     assert await walls.use(1234, V1) == UserUse()

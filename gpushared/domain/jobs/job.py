@@ -218,6 +218,7 @@ class AttemptState(StrEnum):
 _FINAL = (AttemptState.ENDED, AttemptState.REFUSED)
 """A tuple: ``in`` finds a member of an enum there by its identity, without Python's slow hash of enums."""
 
+
 class EndKind(StrEnum):
     """Name an attempt's kind of end, as far as the kind matters to the job."""
 

@@ -157,7 +157,7 @@ def _check_depth(value: Json, left: int) -> None:
             _check_depth(child, left - 1)
 
 
-def ports_of(host: Body, exposed: Iterable[str]) -> int:
+def count_ports(host: Body, exposed: Iterable[str]) -> int:
     """Count the ports of a HostConfig and the exposed ports; each port of a range counts."""
     bound = section(host, "PortBindings")
     named = sum(_size(port) * max(1, len(bindings or ())) for port, bindings in bound.items())
@@ -166,19 +166,19 @@ def ports_of(host: Body, exposed: Iterable[str]) -> int:
     return named + sum(_size(port) for port in {*exposed} - bound.keys())
 
 
-def counted(labels: Mapping[str, str]) -> int:
-    """Return the gate's count at a container's create; 0 for a container that the gate did not make."""
-    said = labels.get(LABEL_PORTS, "")
-    return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+def recorded_ports(labels: Mapping[str, str]) -> int:
+    """Return the number of ports that the gate counted at a container's create; 0 without its label."""
+    count = labels.get(LABEL_PORTS, "")
+    return int(count) if re.fullmatch("[0-9]{1,9}", count) else 0
 
 
-def check_counted(name: str, ports: int, labels: Mapping[str, str], most: int) -> None:
+def check_ports(name: str, ports: int, labels: Mapping[str, str], most: int) -> None:
     """Raise ``PermissionRefused`` if a container would publish more ports than its create allowed.
 
     The image may have been replaced after the create. A container from before ports were counted may have as
     many as a user may have.
     """
-    given = counted(labels) if LABEL_PORTS in labels else most
+    given = recorded_ports(labels) if LABEL_PORTS in labels else most
     if most and ports > given:
         raise PermissionRefused(
             f"the container {name} would publish {ports} ports, and was created for {given}",
@@ -193,8 +193,8 @@ def _size(port: str) -> int:
     return max(1, int(match[2]) - int(match[1]) + 1)
 
 
-def named_in(env: Sequence[str]) -> str | None:
-    """Return the variable's value, or None if the variable is not set; the engine takes the last of several.
+def named_capabilities(env: Sequence[str]) -> str | None:
+    """Return the value of ``CAPABILITIES``, None if it is not set; the engine takes the last of several.
 
     A bare name, which unsets the image's value, is an empty value.
     """
@@ -208,7 +208,7 @@ def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_
     NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown name.
     Raises ``RequestError`` or ``PermissionRefused``.
     """
-    for word in _words(named_in(env) or ""):
+    for word in _words(named_capabilities(env) or ""):
         if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
             raise RequestError(f"NVIDIA's driver has no capability {shown(word)}", hint=_hint(given))
         if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *given}:

@@ -95,9 +95,6 @@ class RouteAction(StrEnum):
     PLUGIN = "plugin"
 
 
-"""The reference page describes with these texts which callers may use the action, and on which things."""
-
-
 class Payload(StrEnum):
     """Name the kind of body that an endpoint takes."""
 
@@ -112,9 +109,9 @@ class Payload(StrEnum):
 class Route:
     """Describe an endpoint: ``query`` lists the parameters that a confined caller may give.
 
-    ``closed`` lists further parameters that engines read. Both are empty if only trusted callers may use the
-    endpoint: there the engine alone reads the query. ``why`` and ``hint`` are the refusal that other callers
-    get.
+    ``closed`` lists the parameters that engines read too, but that only trusted callers may give. Both are
+    empty if only trusted callers may use the endpoint: there the engine alone reads the query. ``why`` and
+    ``hint`` are the refusal that other callers get.
     """
 
     methods: tuple[str, ...]
@@ -273,9 +270,9 @@ def check_parameters(route: Route, target: Target) -> None:
     seen: set[str] = set()
     for name, value in target.query:
         if name not in route.query or (name in ONLY_NO and not NO.fullmatch(value)):
-            raise PermissionRefused(f"the parameter {name} is not for you")
+            raise PermissionRefused(f"the parameter {name} is not for you", hint="leave it out")
         if name in seen and name not in REPEATABLE:
-            raise RequestError("a parameter is given twice")
+            raise RequestError(f"the parameter {name} is given twice", hint="give it once")
         seen.add(name)
         if not FORMS[name].fullmatch(value):
             raise RequestError(f"{shown(value)} is no value of the parameter {name}")
@@ -295,13 +292,13 @@ def parse_filters(raw: str) -> Filters:
 
     Clients write lists (``{"label": ["a=b"]}``) or, in the old form, sets (``{"label": {"a=b": true}}``).
     """
-    said: Filters = {}
+    filters: Filters = {}
     for name, values in (parse_object(raw.encode()) if raw else {}).items():
         chosen = [value for value, on in values.items() if on] if isinstance(values, dict) else values
         if not isinstance(chosen, list) or not all(isinstance(value, str) for value in chosen):
             raise RequestError(f"the filter {name} is not a list of strings: {json.dumps(values)}")
-        said[name] = chosen
-    return said
+        filters[name] = chosen
+    return filters
 
 
 def own_only(raw: str, caller: Caller) -> str:
@@ -310,9 +307,8 @@ def own_only(raw: str, caller: Caller) -> str:
 
 
 def with_own(filters: Mapping[str, Sequence[str]], caller: Caller) -> Filters:
-    own = f"{LABEL_OWNER}={caller.uid}"
-    said = {name: list(values) for name, values in filters.items()}
-    return {**said, "label": [*filters.get("label", ()), own]}
+    copied = {name: list(values) for name, values in filters.items()}
+    return {**copied, "label": [*filters.get("label", ()), f"{LABEL_OWNER}={caller.uid}"]}
 
 
 def write_filters(filters: Mapping[str, Sequence[str]]) -> str:

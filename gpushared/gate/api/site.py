@@ -71,7 +71,7 @@ class SitePolicy:
     pids_limit: int = 4096
     gangs_on_host_network: bool = False
     everybody_confined: bool = False
-    own_words: frozenset[str] = frozenset()
+    configured_fields: frozenset[str] = frozenset()
     """The names of the fields that the configuration sets, and not the preset."""
     machine: HostSize = UNKNOWN_MACHINE
 
@@ -91,7 +91,7 @@ class SitePolicy:
         return UserBounds(memory, cpus, self.pids_per_user)
 
     @property
-    def user_bounds_are_own_words(self) -> bool:
+    def user_bounds_are_configured(self) -> bool:
         """Return True if the configuration itself sets one of the bounds, and not only the preset."""
-        ours = ("memory_per_user", "cpus_per_user", "pids_per_user")
-        return any(name in self.own_words and getattr(self, name) != NO_LIMIT for name in ours)
+        bounds = ("memory_per_user", "cpus_per_user", "pids_per_user")
+        return any(name in self.configured_fields and getattr(self, name) != NO_LIMIT for name in bounds)

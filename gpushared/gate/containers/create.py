@@ -26,9 +26,9 @@ from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.gate.api.body import Body, objects, section, serialise, strings
 from gpushared.gate.api.routes import Target
 from gpushared.gate.containers.gpu_request import (
-    WISH_LABELS,
-    ClaimWish,
+    REQUEST_LABELS,
     GpuRequest,
+    LeaseClaim,
     docker_words,
     labels_of,
     with_count,
@@ -42,7 +42,7 @@ from gpushared.gate.containers.inject import (
     merge_env,
 )
 from gpushared.gate.containers.lease_port import Claim, LeasePort
-from gpushared.gate.containers.ownership import NOT_FOUND, ContainerLocks, find_owned, find_volume, inspect
+from gpushared.gate.containers.ownership import NOT_FOUND, NamedLocks, find_owned, find_volume, inspect
 from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.gate.policy.mount_rules import volumes_of
 from gpushared.net.error_answers import docker_error
@@ -58,10 +58,10 @@ ROOT_USER = "0:0"
 NO_IMAGE = "No such image: "
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
-NOT_GIVEN = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
-"""An image may carry these labels, if committed from a leased container, and the gate would trust them."""
-NO_WISH = dict.fromkeys(WISH_LABELS, "")
-"""An image may carry these labels too; they are cleared for containers that get a lease by their labels."""
+NO_GATE_LABELS = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
+"""An image that was committed from a leased container carries such labels, which the gate would trust."""
+NO_REQUEST_LABELS = dict.fromkeys(REQUEST_LABELS, "")
+"""An image may carry such labels too: a container that gets its lease by its labels has only the gate's."""
 
 GIVING_SECONDS = 120.0
 """An image's directory can have some hundred thousand files."""
@@ -87,12 +87,12 @@ class Creator:
         engine: EngineSocket,
         lease_service: LeasePort,
         gate: str = "",
-        volume_turns: ContainerLocks | None = None,
+        volume_locks: NamedLocks | None = None,
     ) -> None:
         self._engine = engine
         self._lease_service = lease_service
         self._gate = gate
-        self._volume_turns = volume_turns or ContainerLocks()
+        self._volume_locks = volume_locks or NamedLocks()
         self._new_volumes = NewVolumes(engine, lease_service)
         self._under_way = TaskSet()
 
@@ -101,15 +101,15 @@ class Creator:
         match gpu_request:
             case None:
                 return await self._create_plain(order)
-            case ClaimWish(lease):
+            case LeaseClaim(lease):
                 claim = await self._lease_service.claim(lease, order.caller)
                 return await self._finish(self._create_leased(order, claim, self._lease_service.unclaim))
             case RequestSpec():
-                return await self._create_wishing(order, gpu_request)
+                return await self._create_with_request(order, gpu_request)
 
     async def forgo(self, gpu_request: GpuRequest | None, caller: Caller) -> None:
         """End the caller's lease, which no container will use: the create was refused before its claim."""
-        if isinstance(gpu_request, ClaimWish):
+        if isinstance(gpu_request, LeaseClaim):
             with contextlib.suppress(GpushareError):
                 claim = await self._lease_service.claim(gpu_request.lease, caller)
                 await self._lease_service.release(claim.lease)
@@ -130,14 +130,16 @@ class Creator:
         except EngineUnavailable:
             return True  # the engine has not described itself yet
 
-    async def _create_wishing(self, order: CreateOrder, gpu_request: RequestSpec) -> EngineAnswer:
+    async def _create_with_request(self, order: CreateOrder, gpu_request: RequestSpec) -> EngineAnswer:
         facts = self._lease_service.engine_facts()
         _check_restarts(order.body, wanted=gpu_request.restart_on_fault not in {"", "0"})
         gpu_request = with_count(gpu_request, await self._lease_service.gpu_count())
         if binds_late(facts):
             device_name = f"c-{secrets.token_hex(6)}"
             inject(order.body, device_name, None, facts)
-            return await self._post(order, {**NO_WISH, LABEL_DEVICE: device_name, **labels_of(gpu_request)})
+            return await self._post(
+                order, {**NO_REQUEST_LABELS, LABEL_DEVICE: device_name, **labels_of(gpu_request)}
+            )
         missing = await self._missing_image(order)
         if missing is not None:
             return missing
@@ -177,7 +179,11 @@ class Creator:
             inject(order.body, claim.device_name, claim.edits, self._lease_service.engine_facts())
             env = default_env(strings(order.body, "Env"), claim.env_defaults)
             order.body["Env"] = merge_env(env, claim.env)
-            own = {**(NO_WISH | labels if labels else {}), **claim.labels, LABEL_DEVICE: claim.device_name}
+            own = {
+                **(NO_REQUEST_LABELS | labels if labels else {}),
+                **claim.labels,
+                LABEL_DEVICE: claim.device_name,
+            }
             answer = await self._post(order, own)
         except GpushareError as error:
             await (self._lease_service.release if isinstance(error, RequestError) else give_back)(claim.lease)
@@ -203,8 +209,8 @@ class Creator:
             raise
 
     async def _post(self, order: CreateOrder, labels: Mapping[str, str]) -> EngineAnswer:
-        how = f"{self._gate}/{'confined' if order.confined else 'trusted'}"
-        own = {**NOT_GIVEN, **labels, LABEL_OWNER: str(order.caller.uid), LABEL_GATE: how}
+        gate = f"{self._gate}/{'confined' if order.confined else 'trusted'}"
+        own = {**NO_GATE_LABELS, **labels, LABEL_OWNER: str(order.caller.uid), LABEL_GATE: gate}
         body = {**order.body, "Labels": {**section(order.body, "Labels"), **own}}
         target, sent = order.target.encode(), serialise(body)
         order.record.digest = digest_of(sent)
@@ -223,7 +229,7 @@ class Creator:
         that have files.
         """
         names = volumes_of(_mounts_of(order)) if order.confined else []
-        async with self._volume_turns.of_all(names):
+        async with self._volume_locks.of_all(names):
             found = [await find_volume(self._engine, name, order.caller) for name in names]
             yield await self._new_volumes.used(filter(None, found))
 
@@ -287,10 +293,9 @@ class NewVolumes:
 
         The engine leaves these volumes as they are.
         """
-        looked = _places(volumes)
-        if not looked or not (found := await self._help("empty-volumes", looked)):
-            return frozenset(each["name"] for each in looked)
-        return frozenset(each["name"] for each in looked) - {*found["empty"]}
+        places = _places(volumes)
+        answer = await self._help("empty-volumes", places) if places else {}
+        return frozenset(each["name"] for each in places) - {*answer.get("empty", ())}
 
     async def give(self, container: str, caller: Caller, used: frozenset[str]) -> None:
         """Give the container's unused volumes to the caller.

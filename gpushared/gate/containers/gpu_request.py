@@ -34,10 +34,10 @@ from gpushared.ports import LABEL_ATTEMPT, LABEL_DEVICE, LABEL_GATE, LABEL_JOB, 
 
 LABEL_MAX_WAIT = "gpushare.max-wait"
 LABEL_PREFIX = "gpushare."
-WISH_LABELS = {LABEL_PREFIX + option_of(one.name): one.name for one in fields(RequestSpec)}
+REQUEST_LABELS = {LABEL_PREFIX + option_of(field.name): field.name for field in fields(RequestSpec)}
 SIZE_FIELDS = ("gpu", "gpu_memory", "gpu_compute", "preset")
 """One of these fields makes a GPU request; a class or a time alone does not."""
-NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in WISH_LABELS)
+NAMES = "|".join(label.removeprefix(LABEL_PREFIX) for label in REQUEST_LABELS)
 OPTION = re.compile(rf"--(?P<name>{NAMES}) (?P<value>\d([\w.]*\w)?|[A-Z]+|mig)")
 """This matches an option of ``gpushare run`` in a hint, with its value."""
 DEV_CONTAINER_PREFIX = "devcontainer."
@@ -57,13 +57,13 @@ NANO_PER_MILLI = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimWish:
-    """Ask for this lease, which the caller already has."""
+class LeaseClaim:
+    """Name the lease that the container is to get, and that the caller already has."""
 
     lease: LeaseId
 
 
-GpuRequest = ClaimWish | RequestSpec
+GpuRequest = LeaseClaim | RequestSpec
 
 
 def take_gpu_request(body: Body) -> GpuRequest | None:
@@ -89,13 +89,13 @@ def take_gpu_request(body: Body) -> GpuRequest | None:
 
 def gpu_request_of(labels: Mapping[str, str]) -> RequestSpec | None:
     """Return the GPU request that a container carries in its labels, or None."""
-    said = {name: labels[label] for label, name in WISH_LABELS.items() if labels.get(label)}
-    return RequestSpec(**said) if any(said.get(name) for name in SIZE_FIELDS) else None
+    options = {name: labels[label] for label, name in REQUEST_LABELS.items() if labels.get(label)}
+    return RequestSpec(**options) if any(options.get(name) for name in SIZE_FIELDS) else None
 
 
 def labels_of(gpu_request: RequestSpec) -> dict[str, str]:
     """Return the labels that carry a GPU request; ``gpu_request_of`` reads them back."""
-    names = {name: label for label, name in WISH_LABELS.items()}
+    names = {name: label for label, name in REQUEST_LABELS.items()}
     return {
         names[f.name]: getattr(gpu_request, f.name)
         for f in fields(gpu_request)
@@ -153,25 +153,25 @@ def _as_docker_word(option: re.Match[str]) -> str:
 
 
 def _take_labels(labels: Body) -> RequestSpec:
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for label in [name for name in labels if name.startswith(LABEL_PREFIX)]:
         value = labels.pop(label)
         if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT, LABEL_GATE}:
             continue  # only the gate sets these labels
-        if label not in WISH_LABELS:
-            known = ", ".join([LABEL_LEASE, *WISH_LABELS])
+        if label not in REQUEST_LABELS:
+            known = ", ".join([LABEL_LEASE, *REQUEST_LABELS])
             raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {known}")
         if not isinstance(value, str):
-            raise RequestError(f"the label {label} is not a string")
-        said[WISH_LABELS[label]] = value.strip()
-    return RequestSpec(**said)
+            raise RequestError(f"the label {label} is not a string", hint="write the value in quotes")
+        options[REQUEST_LABELS[label]] = value.strip()
+    return RequestSpec(**options)
 
 
 def _decide(lease: object, labelled: RequestSpec, sizes: list[str]) -> GpuRequest | None:
     if lease is not None:
         if not isinstance(lease, str) or not lease:
-            raise RequestError(f"the label {LABEL_LEASE} names no lease")
-        return ClaimWish(LeaseId(lease))
+            raise RequestError(f"the label {LABEL_LEASE} names no lease", hint="`gpushare ps` lists yours")
+        return LeaseClaim(LeaseId(lease))
     if any(getattr(labelled, name) for name in SIZE_FIELDS):
         return labelled
     if len(set(sizes)) > 1:
@@ -210,7 +210,7 @@ def _sizes_of(request: Body) -> list[str] | None:
         sizes = [size for name in ids if (size := _size_of_cdi(name)) is not None]
         if sizes and len(sizes) != len(ids):
             raise RequestError("one device request names GPUs and other devices", hint="use one for each")
-        return _whole(sizes) if sizes else None
+        return _only_size(sizes) if sizes else None
     if driver not in {"", "nvidia"} or not (driver or _fits_nvidia(request)):
         return None
     if ids:
@@ -259,11 +259,8 @@ def _size_of_cdi(name: str) -> str | None:
     raise _particular(name)
 
 
-def _whole(sizes: list[str]) -> list[str]:
-    """Raise ``RequestError`` for several CDI names.
-
-    They would be several parts of GPUs; only one name has a meaning here.
-    """
+def _only_size(sizes: list[str]) -> list[str]:
+    """Return the list; raise ``RequestError`` if it has several sizes, which would be several parts of GPUs."""
     if len(sizes) > 1:
         raise RequestError(
             f"several GPU devices are named: {', '.join(sizes)}", hint="2x0.5 asks for two halves"
@@ -285,7 +282,7 @@ def _take_devices(host: Body) -> list[str]:
         check_keys(device, DEVICE_TABLE, "Devices.")
         path = device.get("PathOnHost")
         if not isinstance(path, str):
-            raise RequestError("a device has no PathOnHost")
+            raise RequestError("a device has no PathOnHost", hint="write --device /dev/NAME")
         if posixpath.normpath(path).startswith(("/dev/nvidia", "//dev/nvidia")):
             raise RequestError(f"{path} would be a GPU without a lease", hint=SIZE_HINT)
         size = _size_of_cdi(path)
@@ -326,7 +323,7 @@ def _check_env(body: Body) -> None:
 
 
 def host_needs(host: Body) -> dict[str, str]:
-    """Return fields of an ``RequestSpec``, only for the values that the body gives."""
+    """Return the host's part of a ``RequestSpec``: only the values that the body gives."""
     needs = {"host_cpu_milli": _cpu_milli(host), "host_memory_bytes": _number(host, "Memory")}
     return {name: str(value) for name, value in needs.items() if value > 0}
 

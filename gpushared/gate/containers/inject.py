@@ -6,6 +6,7 @@ import posixpath
 from collections.abc import Mapping
 
 from gpushared.domain.model.errors import RequestError
+from gpushared.engine.cdi import qualified_name
 from gpushared.gate.api.body import CAPABILITIES as DRIVER_CAPABILITIES
 from gpushared.gate.api.body import Body, Json, objects, section, strings
 from gpushared.ports import DeviceMechanism, EditMount, Edits, EngineFacts
@@ -14,7 +15,6 @@ from gpushared.sharing.lease_edits import CONTAINER_DIRECTORY
 
 OWN_PREFIXES = ("NVIDIA_", "CUDA_MPS_", "GPUSHARE_")
 OWN_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
-LEASE_KIND = "gpushare.io/lease"
 GPU_KIND = "nvidia.com/gpu"
 MIG_PREFIX = "MIG-"
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -69,7 +69,7 @@ def inject(body: Body, device_name: str, edits: Edits | None, facts: EngineFacts
     if edits is not None:
         env = default_env(env, edits.env_defaults)
         env = _add_gpus(host, env, edits, facts)
-        _place(host, edits.cgroup_parent)
+        _put_below_lease(host, edits.cgroup_parent)
     if facts.lease_devices:
         request = {"Driver": "cdi", "DeviceIDs": _cdi_names(device_name, edits, facts)}
         host["DeviceRequests"] = [*objects(host, "DeviceRequests"), request]
@@ -102,8 +102,8 @@ def default_env(env: list[str], defaults: Mapping[str, str]) -> list[str]:
 
     A bare name, which unsets the image's variable, counts as set.
     """
-    said = {_name(entry) for entry in env}
-    return [*env, *(f"{name}={value}" for name, value in defaults.items() if name not in said)]
+    named = {_name(entry) for entry in env}
+    return [*env, *(f"{name}={value}" for name, value in defaults.items() if name not in named)]
 
 
 def user_targets(body: Body) -> list[str]:
@@ -147,7 +147,7 @@ def _cdi_names(device_name: str, edits: Edits | None, facts: EngineFacts) -> lis
     """Return the CDI names, the lease's name last: of two devices that set a variable, the last one wins."""
     through_cdi = mechanism_for(edits, facts) is DeviceMechanism.CDI
     gpus = [f"{GPU_KIND}={gpu}" for gpu in edits.gpus] if edits is not None and through_cdi else []
-    return [*gpus, f"{LEASE_KIND}={device_name}"]
+    return [*gpus, qualified_name(device_name)]
 
 
 def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> list[str]:
@@ -162,7 +162,7 @@ def _add_gpus(host: Body, env: list[str], edits: Edits, facts: EngineFacts) -> l
     return env
 
 
-def _place(host: Body, cgroup_parent: str) -> None:
+def _put_below_lease(host: Body, cgroup_parent: str) -> None:
     """Put the container below the lease's cgroup, where the driver limits its memory.
 
     In the caller's own cgroup no limit of the lease would hold the container, and in the lease's none of the

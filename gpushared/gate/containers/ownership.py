@@ -1,4 +1,4 @@
-"""Find the owner of a container by its labels, and lock containers against actions that must not overlap.
+"""Find the owner of a container by its labels, and lock objects against actions that must not overlap.
 
 A name is resolved once, by an inspect, and the full id is used from then on: a container may have a name that
 equals another one's short id. To the caller, another user's containers do not exist.
@@ -19,9 +19,9 @@ from weakref import WeakValueDictionary
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, RequestError, StateConflict
 from gpushared.domain.model.lease import ContainerId
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, objects, ports_of, section, strings
+from gpushared.gate.api.body import CPU_PERIOD_US, OWN_NETWORKS, Body, count_ports, objects, section, strings
 from gpushared.gate.api.site import root_mark
-from gpushared.gate.mounts.held_mounts import LABEL_PINS
+from gpushared.gate.mounts.held_mounts import LABEL_PINS, list_labelled
 from gpushared.net.error_answers import docker_error
 from gpushared.net.http_client import EngineAnswer, EngineSocket, message_of
 from gpushared.net.identity import NeededPath
@@ -34,8 +34,9 @@ CREATED = 201
 MOVED = 301
 NOT_FOUND = 404
 CONFLICT = 409
-NEW = "created"
-STILL = frozenset({NEW, "exited"})
+NEVER_STARTED = "created"
+STOPPED = frozenset({NEVER_STARTED, "exited"})
+"""These are the engine's words for the state of a container."""
 VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
@@ -72,7 +73,7 @@ class Container:
     ``OWN_NETWORKS``."""
     terminal: bool = False
     """The container's output is that of a terminal."""
-    is_still: bool = False
+    is_stopped: bool = False
     """None of the container's processes runs, and the engine is not about to start one."""
     is_new: bool = False
     """None of the container's processes has ever run: it was created, and not started since."""
@@ -150,8 +151,7 @@ async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> st
 
 async def own_containers(engine: EngineSocket, caller: Caller) -> list[dict[str, Any]]:
     """Return the engine's list of the containers that bear the caller's label, running or not."""
-    filters = quote(json.dumps({"label": [f"{LABEL_OWNER}={caller.uid}"]}))
-    answer = await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+    answer = await list_labelled(engine, f"{LABEL_OWNER}={caller.uid}")
     return list(answer.json()) if answer.status == OK else []
 
 
@@ -162,27 +162,27 @@ async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Co
     labels = section(section(found, "Config"), "Labels")
     if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
         raise NotYours(f"No such container: {name}")
-    plain = str(found.get("Name", "")).lstrip("/")
-    terminal = bool(section(found, "Config").get("Tty"))
+    config, host, state = (section(found, name) for name in ("Config", "HostConfig", "State"))
+    mounts = objects(found, "Mounts")
     return Container(
         ContainerId(found["Id"]),
-        plain,
+        str(found.get("Name", "")).lstrip("/"),
         labels,
-        str(section(found, "Config").get("User") or ""),
+        str(config.get("User") or ""),
         networks_of(found),
-        terminal,
-        is_still=section(found, "State").get("Status") in STILL,
-        is_new=section(found, "State").get("Status") == NEW,
-        pid=int(section(found, "State").get("Pid") or 0),
+        terminal=bool(config.get("Tty")),
+        is_stopped=state.get("Status") in STOPPED,
+        is_new=state.get("Status") == NEVER_STARTED,
+        pid=int(state.get("Pid") or 0),
         groups=_groups(found),
-        has_volumes=any(mount.get("Type") == "volume" for mount in objects(found, "Mounts")),
-        mounts=tuple(str(mount.get("Destination") or "") for mount in objects(found, "Mounts")),
-        tmpfs=tuple(section(section(found, "HostConfig"), "Tmpfs")),
+        has_volumes=any(mount.get("Type") == "volume" for mount in mounts),
+        mounts=tuple(str(mount.get("Destination") or "") for mount in mounts),
+        tmpfs=tuple(section(host, "Tmpfs")),
         layers=_layers(found),
         volumes=_volumes(found),
-        ports=ports_of(section(found, "HostConfig"), section(section(found, "Config"), "ExposedPorts")),
-        auto_remove=bool(section(found, "HostConfig").get("AutoRemove")),
-        cgroup_parent=str(section(found, "HostConfig").get("CgroupParent") or ""),
+        ports=count_ports(host, section(config, "ExposedPorts")),
+        auto_remove=bool(host.get("AutoRemove")),
+        cgroup_parent=str(host.get("CgroupParent") or ""),
         cpus=_cpus(found),
     )
 
@@ -253,10 +253,15 @@ async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller:
     """
     for found in await own_containers(engine, caller):
         if networks_of(found) & {network["Name"], network["Id"]}:
-            name = str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
+            name = name_in_listing(found)
             raise StateConflict(
                 f"the network {network['Name']} is the container {name}'s", hint=f"docker rm {name} first"
             )
+
+
+def name_in_listing(found: Mapping[str, Any]) -> str:
+    """Return a listed container's name, or its id if the engine gives no name."""
+    return str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
 
 
 async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
@@ -340,12 +345,12 @@ async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") 
     return found
 
 
-class ContainerLocks:
-    """Keep a container from being started through the gate while files are copied.
+class NamedLocks:
+    """Hold one lock for each container, or for each volume, that a request works on.
 
-    A volume is neither made nor removed through the gate while a container with it is being created: until
-    the engine has that container, and keeps the volume for it, another user could make a volume of the same
-    name.
+    A container is not started through the gate while files are copied. A volume is neither made nor removed
+    while a container with it is being created: until the engine has that container, and keeps the volume for
+    it, another user could make a volume of the same name.
     """
 
     def __init__(self) -> None:
@@ -404,6 +409,8 @@ async def hide_holder(answer: EngineAnswer, name: str, engine: EngineSocket, cal
     try:
         await find_container(engine, holder[1], caller)
     except NotFound:
-        said = f"Conflict. The container name {name} is taken by somebody else's container (choose another)"
-        return replace(answer, body=docker_error(said))
+        message = (
+            f"Conflict. The container name {name} is taken by somebody else's container (choose another)"
+        )
+        return replace(answer, body=docker_error(message))
     return answer

@@ -33,6 +33,8 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import Body, objects, section, serialise, strings
 from gpushared.gate.containers.inject import default_env, user_targets
 from gpushared.gate.containers.ownership import CREATED, OK
+from gpushared.gate.mounts.held_mounts import list_labelled
+from gpushared.gate.policy.mount_rules import clean_path
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.identity import Account, NeededPath
 
@@ -110,10 +112,10 @@ class PasswdFiles:
         async with self._lock:
             await asyncio.to_thread(_remove, self._directory, used | self._recent)
         for found in await self._containers(LABEL_LOOK):
-            if _labels(found)[LABEL_LOOK] not in {"", self._look_owner} and self._has_looked(found):
+            if _labels(found)[LABEL_LOOK] not in {"", self._look_owner} and self._is_for_a_look(found):
                 await self._engine.call("DELETE", f"/containers/{found['Id']}?v=1".encode())
 
-    def _has_looked(self, found: Body) -> bool:
+    def _is_for_a_look(self, found: Body) -> bool:
         """Return True if the daemon made this container for a look.
 
         Its label does not prove that: an image can bring the label into anybody's containers.
@@ -192,15 +194,14 @@ class PasswdFiles:
     async def _read_from(self, container: str) -> bytes | None:
         target = f"/containers/{container}/archive?path={quote(USERS_FILE, safe='')}".encode()
         head = await self._engine.call("HEAD", target, timeout_seconds=FILE_SECONDS)
-        said = {name.lower(): value for name, value in head.headers}
-        if head.status != OK or not is_small_file(said.get(STAT_HEADER, b"")):
+        headers = {name.lower(): value for name, value in head.headers}
+        if head.status != OK or not is_small_file(headers.get(STAT_HEADER, b"")):
             return None
         answer = await self._engine.call("GET", target, timeout_seconds=FILE_SECONDS)
         return _only_file(answer.body) if answer.status == OK else None
 
     async def _containers(self, label: str) -> list[Body]:
-        filters = quote(json.dumps({"label": [label]}))
-        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        answer = await list_labelled(self._engine, label)
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
         return list(answer.json())
@@ -213,9 +214,9 @@ def _labels(found: Body) -> dict[str, str]:
 def is_small_file(header: bytes) -> bool:
     """Return True if the engine describes a path as a plain file that is small enough to be read."""
     try:
-        said: Any = json.loads(base64.b64decode(header))
-        is_plain = said["mode"] >> _FIRST_TYPE_BIT == 0
-        return bool(is_plain and 0 <= said["size"] <= USERS_FILE_BYTES)
+        status: Any = json.loads(base64.b64decode(header))
+        is_plain = status["mode"] >> _FIRST_TYPE_BIT == 0
+        return bool(is_plain and 0 <= status["size"] <= USERS_FILE_BYTES)
     except (ValueError, KeyError, TypeError):
         return False
 
@@ -252,19 +253,19 @@ def put_home(
     bind mounts as the caller wrote them, ``held`` has the same sources resolved. Returns the added variables.
     """
     env, host = strings(body, "Env"), body["HostConfig"]
-    said = {entry.partition("=")[0] for entry in (*env, *strings(image, "Env"))}
+    named = {entry.partition("=")[0] for entry in (*env, *strings(image, "Env"))}
     caller = account.caller
-    ours = {name: caller.name for name in ("USER", "LOGNAME") if name not in said}
-    if "HOME" not in said:
+    added = {name: caller.name for name in ("USER", "LOGNAME") if name not in named}
+    if "HOME" not in named:
         place = _mounted_home(host, account, asked, held)
         if not place:
             place, is_free = _place(body, caller)
             if is_free:
                 options = HOME_IN_MEMORY.format(uid=caller.uid, gid=caller.gid)
                 host["Tmpfs"] = {**section(host, "Tmpfs"), place: options}
-        ours["HOME"] = place
-    body["Env"] = default_env(env, ours)
-    return ours
+        added["HOME"] = place
+    body["Env"] = default_env(env, added)
+    return added
 
 
 def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
@@ -272,7 +273,7 @@ def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
 
     The line is empty if it cannot be written or a mount would hide it.
     """
-    targets = map(_clean, user_targets(body))
+    targets = map(clean_path, user_targets(body))
     if not _NAME.fullmatch(caller.name) or any(_is_in(USERS_FILE, target) for target in targets):
         return b""
     env = _values(strings(image, "Env")) | _values(strings(body, "Env"))
@@ -298,7 +299,7 @@ def _mounted_home(
     binds = [mount for mount in objects(host, "Mounts") if mount["Type"] == "bind"]
     for bind, before, now in zip(binds, asked, held, strict=True):
         if now.write and account.home in {posixpath.normpath(before.path), now.path}:
-            return _clean(str(bind["Target"]))
+            return clean_path(str(bind["Target"]))
     return ""
 
 
@@ -308,7 +309,7 @@ def _place(body: Body, caller: Caller) -> tuple[str, bool]:
     The path lies in no mount, because in a mount the engine would make the directory as root.
     """
     place = f"/home/{caller.name if _PLAIN.fullmatch(caller.name) else caller.uid}"
-    targets = [_clean(target) for target in user_targets(body)]
+    targets = [clean_path(target) for target in user_targets(body)]
     if place in targets:
         return place, False
     if any(_is_in(place, target) for target in targets):
@@ -318,10 +319,6 @@ def _place(body: Body, caller: Caller) -> tuple[str, bool]:
 
 def _is_in(path: str, around: str) -> bool:
     return f"{path}/".startswith(f"{around.rstrip('/')}/")
-
-
-def _clean(path: str) -> str:
-    return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def _values(env: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from gpushared.domain.model.errors import LimitReached, PermissionRefused, Unavailable
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import format_memory
-from gpushared.gate.api.body import counted
+from gpushared.gate.api.body import recorded_ports
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.lease_port import LeasePort
 from gpushared.gate.containers.ownership import Container, own_containers
@@ -49,20 +49,20 @@ class UserContainers:
         try:
             await self._walls.hold(uid, policy.user_bounds, engine)
         except Unavailable as error:
-            if policy.user_bounds_are_own_words:
+            if policy.user_bounds_are_configured:
                 raise
             log.info("container without the limits of its user uid=%d why=%s", uid, error)
             return ""
         return self._walls.parent_of(uid, engine)
 
-    async def joining(self, uid: int) -> list[str]:
+    async def join_files(self, uid: int) -> list[str]:
         """Return the files by which a process of the daemon joins the user's cgroups; empty without cgroups.
 
         Raises as ``parent`` does.
         """
         if self._walls is None or not await self.parent(uid):
             return []
-        return [str(file) for file in await self._walls.joining(uid, self._lease_service.engine_facts())]
+        return [str(file) for file in await self._walls.join_files(uid, self._lease_service.engine_facts())]
 
     def name(self, uid: int) -> str:
         """Return the ``CgroupParent`` without making it; also empty if the engine has not answered."""
@@ -81,7 +81,7 @@ class UserContainers:
             return
         if container is not None:
             await self.parent(uid)
-            if not container.is_still:
+            if not container.is_stopped:
                 return
         bounds, engine = self._policy().user_bounds, self._lease_service.engine_facts()
         use = await self._walls.use(uid, engine)
@@ -143,7 +143,7 @@ class CreatesUnderWay:
                 f"you have the {limit} containers that a user may have here, stopped ones too",
                 hint="docker container prune removes those that are stopped",
             )
-        if most and (had := sum(counted(each.get("Labels") or {}) for each in own)) + ports > most:
+        if most and (had := sum(recorded_ports(each.get("Labels") or {}) for each in own)) + ports > most:
             raise _too_many_ports(had + ports, most)
 
 

@@ -1,7 +1,7 @@
 """Compare a running container with the container that the gate made. Pure.
 
 The policy in force does not matter: a container that was admitted stays right when a site changes its policy.
-The look finds settings that no policy ever gives, and differences between the engine's report and the
+The checks find settings that no policy ever gives, and differences between the engine's report and the
 kernel's.
 """
 
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from gpushared.config.gate_settings import ADDABLE, may_be_passed
 from gpushared.domain.model.gpu import GpuId
+from gpushared.engine.cdi import KIND as LEASE_KIND
+from gpushared.engine.cdi import qualified_name
 from gpushared.engine.reality import DRIVER_OF_DISPLAYS
 from gpushared.gate.api.site import root_mark
 from gpushared.gate.containers.gpu_request import WITHOUT_GPU
-from gpushared.gate.containers.inject import GPU_KIND, LEASE_KIND, VISIBLE_DEVICES
+from gpushared.gate.containers.inject import GPU_KIND, VISIBLE_DEVICES
 from gpushared.gate.mounts.held_mounts import ROOT as PINS
 from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
 from gpushared.ports import DeviceRule, MachineDevices, Reality
@@ -38,7 +40,7 @@ CAPABILITY_BITS = {
     "AUDIT_WRITE": 29,
 }
 """Root inside may have these capabilities; the numbers are the kernel's (linux/capability.h)."""
-ROOTS_CAPABILITIES = sum(1 << CAPABILITY_BITS[name] for name in ROOT_CAPABILITIES | set(ADDABLE))
+ROOT_CAPABILITY_BITS = sum(1 << CAPABILITY_BITS[name] for name in ROOT_CAPABILITIES | set(ADDABLE))
 NVIDIA_GPUS = "nvidia"
 FIRST_CONTROL = 254
 """Minors of NVIDIA's from this one on belong to control devices, which are of no GPU."""
@@ -73,45 +75,45 @@ class Deviation:
     grave: bool = True
 
 
-def findings(seen: Reality, expected: Expected) -> tuple[Deviation, ...]:
+def deviations(reality: Reality, expected: Expected) -> tuple[Deviation, ...]:
     """Return all differences; for a trusted caller's container only those about GPUs."""
-    looks = (*_GPU_LOOKS, *(_CONFINED_LOOKS if expected.confined else ()))
-    return tuple(dict.fromkeys(finding for look in looks for finding in look(seen, expected)))
+    checks = (*_GPU_CHECKS, *(_CONFINED_CHECKS if expected.confined else ()))
+    return tuple(dict.fromkeys(finding for check in checks for finding in check(reality, expected)))
 
 
-def unchecked(seen: Reality, expected: Expected) -> tuple[str, ...]:
+def unchecked(reality: Reality, expected: Expected) -> tuple[str, ...]:
     """Name the checks that were not possible, in a word or two each."""
     return (
-        *(() if seen.rules is not None else ("the device rules of cgroup v2",)),
+        *(() if reality.rules is not None else ("the device rules of cgroup v2",)),
         *(() if expected.gpus is not None else ("the GPUs of leases that are not known",)),
         *(() if expected.minors is not None else ("which GPU a device node is",)),
-        *(("numbers of users, which the engine maps",) if seen.maps_users else ()),
+        *(("numbers of users, which the engine maps",) if reality.maps_users else ()),
     )
 
 
 # --- GPUs ----------------------------------------------------------------------------------------------
 
 
-def _privileged(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
-    if seen.word.privileged:
+def _privileged(reality: Reality, _expected: Expected) -> Iterator[Deviation]:
+    if reality.described.privileged:
         yield Deviation("is privileged: it has every device of the machine, GPUs too")
 
 
-def _nodes(seen: Reality, expected: Expected) -> Iterator[Deviation]:
-    if seen.word.privileged or expected.gpus is None:
+def _nodes(reality: Reality, expected: Expected) -> Iterator[Deviation]:
+    if reality.described.privileged or expected.gpus is None:
         return  # the fault is reported already, or the GPUs are unknown
-    for node in seen.nodes:
-        if _is_foreign(seen.machine, node.major, node.minor, expected):
+    for node in reality.nodes:
+        if _is_foreign(reality.machine, node.major, node.minor, expected):
             yield Deviation(f"has {node.path}, a GPU device that {_whose(expected)}")
 
 
-def _device_rules(seen: Reality, expected: Expected) -> Iterator[Deviation]:
-    for rule in seen.rules or ():
-        if seen.word.privileged or rule.kind == "b" or not set(rule.access) & set("rw"):
+def _device_rules(reality: Reality, expected: Expected) -> Iterator[Deviation]:
+    for rule in reality.rules or ():
+        if reality.described.privileged or rule.kind == "b" or not set(rule.access) & set("rw"):
             continue
         if rule.major is None:
             yield Deviation("may use every device by the rules of its cgroup")
-        elif expected.gpus is not None and _covers_foreign(seen.machine, rule, expected):
+        elif expected.gpus is not None and _covers_foreign(reality.machine, rule, expected):
             minor = "*" if rule.minor is None else rule.minor
             yield Deviation(
                 f"may use the GPU devices {rule.major}:{minor} by its cgroup: that {_whose(expected)}"
@@ -143,11 +145,11 @@ def _whose(expected: Expected) -> str:
     return f"lease {expected.lease} does not give" if expected.lease else "it has no lease for"
 
 
-def _requests(seen: Reality, expected: Expected) -> Iterator[Deviation]:
+def _requests(reality: Reality, expected: Expected) -> Iterator[Deviation]:
     kinds = (f"{GPU_KIND}=", ":", "nvidia:")
-    own = {f"{LEASE_KIND}={expected.device_name}"} if expected.device_name else set()
+    own = {qualified_name(expected.device_name)} if expected.device_name else set()
     own |= {f"{kind}{gpu}" for gpu in expected.gpus or () for kind in kinds}
-    for name in seen.word.device_requests:
+    for name in reality.described.device_requests:
         if expected.gpus is None and name.startswith(kinds):
             continue
         concerns_gpus = name.startswith((LEASE_KIND, GPU_KIND, ":", "nvidia:"))
@@ -155,11 +157,11 @@ def _requests(seen: Reality, expected: Expected) -> Iterator[Deviation]:
             yield Deviation(f"was made with the device {name}, which {_whose(expected)}")
 
 
-def _visible(seen: Reality, expected: Expected) -> Iterator[Deviation]:
+def _visible(reality: Reality, expected: Expected) -> Iterator[Deviation]:
     """Check the variable that NVIDIA's runtime follows; a lease device's own variables win over it."""
-    if expected.gpus is None or f"{LEASE_KIND}={expected.device_name}" in seen.word.device_requests:
+    if expected.gpus is None or qualified_name(expected.device_name) in reality.described.device_requests:
         return
-    for entry in seen.word.env:
+    for entry in reality.described.env:
         name, _, value = entry.partition("=")
         if (
             name == VISIBLE_DEVICES
@@ -172,53 +174,53 @@ def _visible(seen: Reality, expected: Expected) -> Iterator[Deviation]:
 # --- settings that confined callers' containers never have ----------------------------------------------
 
 
-def _users(seen: Reality, expected: Expected) -> Iterator[Deviation]:
-    if _is_root_inside(seen, expected) or seen.maps_users:
+def _users(reality: Reality, expected: Expected) -> Iterator[Deviation]:
+    if _is_root_inside(reality, expected) or reality.maps_users:
         return
-    if seen.uids != {expected.uid}:
-        yield Deviation(f"runs as uid {_listed(seen.uids)}, not as its owner, {expected.uid}")
-    if foreign := seen.gids - seen.word.groups:
+    if reality.uids != {expected.uid}:
+        yield Deviation(f"runs as uid {_listed(reality.uids)}, not as its owner, {expected.uid}")
+    if foreign := reality.gids - reality.described.groups:
         yield Deviation(f"has the groups {_listed(foreign)}, which the gate did not give")
 
 
-def _privileges(seen: Reality, expected: Expected) -> Iterator[Deviation]:
-    root = _is_root_inside(seen, expected)
+def _privileges(reality: Reality, expected: Expected) -> Iterator[Deviation]:
+    root = _is_root_inside(reality, expected)
     if root and expected.lease:
         yield Deviation("is root inside and has a lease, which are never together")
-    if seen.capabilities & ~(ROOTS_CAPABILITIES if root else 0):
-        yield Deviation(f"has the capabilities {seen.capabilities:#x}")
-    if not seen.no_new_privileges:
+    if reality.capabilities & ~(ROOT_CAPABILITY_BITS if root else 0):
+        yield Deviation(f"has the capabilities {reality.capabilities:#x}")
+    if not reality.no_new_privileges:
         yield Deviation("could gain privileges by set-uid programs")
-    if seen.word.seccomp and not seen.seccomp:
+    if reality.described.seccomp and not reality.seccomp:
         # An engine can be built or configured without any filter.
         yield Deviation("may make every system call: has the engine no seccomp?", grave=False)
 
 
-def _namespaces(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
-    shared = seen.host_namespaces & {"pid", "mnt", "uts", "ipc", "net"}
-    if foreign := shared - (seen.word.host_namespaces & {"ipc", "net"}):
+def _namespaces(reality: Reality, _expected: Expected) -> Iterator[Deviation]:
+    shared = reality.host_namespaces & {"pid", "mnt", "uts", "ipc", "net"}
+    if foreign := shared - (reality.described.host_namespaces & {"ipc", "net"}):
         yield Deviation(f"shares the machine's namespaces {', '.join(sorted(foreign))}")
 
 
-def _devices(seen: Reality, _expected: Expected) -> Iterator[Deviation]:
-    for path in seen.word.devices:
+def _devices(reality: Reality, _expected: Expected) -> Iterator[Deviation]:
+    for path in reality.described.devices:
         if not may_be_passed(path):
             yield Deviation(f"was made with the device {path}")
-    for rule in seen.word.device_rules:
+    for rule in reality.described.device_rules:
         yield Deviation(f"was made with the device rule {rule}")
 
 
-def _mounts(seen: Reality, expected: Expected) -> Iterator[Deviation]:
-    for source in seen.word.binds:
+def _mounts(reality: Reality, expected: Expected) -> Iterator[Deviation]:
+    for source in reality.described.binds:
         if not any(_is_below(source, own) for own in (PINS, *expected.sources)):
             yield Deviation(f"mounts {source}, which the gate did not check")
-    for shown in seen.exposed:
+    for shown in reality.exposed:
         if not any(_is_below(shown.path, own) for own in expected.sources):
             yield Deviation(f"sees {shown.path} of the machine at {shown.target}")
 
 
-def _is_root_inside(seen: Reality, expected: Expected) -> bool:
-    return seen.word.mark == root_mark(expected.uid)
+def _is_root_inside(reality: Reality, expected: Expected) -> bool:
+    return reality.described.mark == root_mark(expected.uid)
 
 
 def _is_below(path: str, around: str) -> bool:
@@ -229,6 +231,6 @@ def _listed(numbers: frozenset[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-_Look = Callable[[Reality, Expected], Iterator[Deviation]]
-_GPU_LOOKS: tuple[_Look, ...] = (_privileged, _nodes, _device_rules, _requests, _visible)
-_CONFINED_LOOKS: tuple[_Look, ...] = (_users, _privileges, _namespaces, _devices, _mounts)
+_Check = Callable[[Reality, Expected], Iterator[Deviation]]
+_GPU_CHECKS: tuple[_Check, ...] = (_privileged, _nodes, _device_rules, _requests, _visible)
+_CONFINED_CHECKS: tuple[_Check, ...] = (_users, _privileges, _namespaces, _devices, _mounts)

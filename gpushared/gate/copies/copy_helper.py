@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from gpushared.gate.copies.order import (
     AGAIN,
     BLOCK_BYTES,
-    START,
+    START_HINT,
     STAT,
     CopyRefusedError,
     Deed,
@@ -38,10 +38,9 @@ from gpushared.gate.copies.order import (
     resolved,
     stat_of,
 )
-from gpushared.gate.copies.reading import PastError, Picking, Tree
+from gpushared.gate.copies.reading import AlreadyPassedError, Picking, Tree
 from gpushared.gate.copies.writing import Unpacking
-from gpushared.gate.mounts import kernel
-from gpushared.gate.mounts import mount_helper as pins
+from gpushared.gate.mounts import kernel, mount_helper
 from gpushared.mountinfo import parse_line
 
 MEMORY_BYTES = 512 << 20
@@ -75,7 +74,7 @@ class Channel:
 
 
 def main() -> None:
-    """Carry out the order; the exit code says whether an archive that was begun is whole."""
+    """Carry out the order; the exit code is not 0 if the archive was begun and is not whole."""
     try:
         _main(Channel())
     except Exception:  # noqa: BLE001 - whatever it is: a traceback would be read from the container's files
@@ -91,9 +90,9 @@ def _main(channel: Channel) -> None:
             become(order)
             _pick(order, channel)
         else:
-            view = _entered(order)
+            view = _enter_files(order)
             become(order)
-            _do(order, view, channel)
+            _copy(order, view, channel)
     except CopyRefusedError as error:
         if channel.has_answered:
             raise  # the daemon learns by the exit code that the archive is not whole
@@ -104,21 +103,21 @@ def _main(channel: Channel) -> None:
 class View(NamedTuple):
     """Hold the helper's facts about the container that it sees.
 
-    ``barren``: the directories whose content is the kernel's, or devices. ``own_files``: the machine's
-    ``/proc/self/fd``, as the container's has no place for this process.
+    ``no_content``: the directories that are archived without their content, the kernel's or devices.
+    ``own_files``: the machine's ``/proc/self/fd``, as the container's has no place for this process.
     """
 
-    barren: frozenset[str]
+    no_content: frozenset[str]
     own_files: int
 
 
-def _entered(order: Order) -> View:
+def _enter_files(order: Order) -> View:
     if order["layers"]:
         return mount(order["layers"], writes=order["deed"] == Deed.WRITE)
     return enter(order["pid"], order["container"])
 
 
-def _do(order: Order, view: View, channel: Channel) -> None:
+def _copy(order: Order, view: View, channel: Channel) -> None:
     deed = Deed(order["deed"])
     # The engine follows links to the places of mounts too.
     mounts = [os.path.realpath(each) for each in order["mounts"]]
@@ -127,7 +126,7 @@ def _do(order: Order, view: View, channel: Channel) -> None:
         return
     path, found = _looked_up(order["path"], mounts)
     target = os.path.realpath(path) if stat.S_ISLNK(found.st_mode) else ""
-    tree = Tree(path, name_of(order["path"]), view.barren, view.own_files)
+    tree = Tree(path, name_of(order["path"]), view.no_content, view.own_files)
     if deed is Deed.READ:
         try:
             tree.check(channel.progress)
@@ -154,11 +153,11 @@ def _looked_up(asked: str, mounts: list[str]) -> tuple[str, os.stat_result]:
 def _pick(order: Order, channel: Channel) -> None:
     picking = Picking(order)
     try:
-        told, entry = picking.find(channel.input)
-    except PastError as past:
+        status, entry = picking.find(channel.input)
+    except AlreadyPassedError as past:
         channel.answer({AGAIN: past.path})
         return
-    channel.answer({STAT: told})
+    channel.answer({STAT: status})
     if not order["only_look"]:
         picking.write(entry, channel.output)
 
@@ -231,8 +230,8 @@ def enter(pid: int, container: str) -> View:
     own_files = os.open("fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=own)
     for descriptor in (handle, namespace, root, own):
         os.close(descriptor)
-    barren = {each.point for each in mounts if each.kind in kernel.KERNELS_OWN}
-    return View(frozenset({*barren, DEVICES}), own_files)
+    no_content = {each.point for each in mounts if each.kind in kernel.KERNELS_OWN}
+    return View(frozenset({*no_content, DEVICES}), own_files)
 
 
 def mount(layers: dict[str, Any], *, writes: bool) -> View:
@@ -249,10 +248,10 @@ def mount(layers: dict[str, Any], *, writes: bool) -> View:
         os.fchdir(own_files)
         names = [str(each) for each in opened]
         top = kernel.mount_overlay(names[:-2], *names[-2:]) if writes else kernel.mount_overlay(names)
-    except (pins.HelperRefusedError, OSError) as error:
+    except (mount_helper.HelperRefusedError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CopyRefusedError(
-            RefusalKind.FAILED, f"the container's layers cannot be mounted: {reason}", START
+            RefusalKind.FAILED, f"the container's layers cannot be mounted: {reason}", START_HINT
         ) from None
     os.fchdir(top)
     os.chroot(".")
@@ -263,8 +262,8 @@ def mount(layers: dict[str, Any], *, writes: bool) -> View:
 
 def _opened(layers: dict[str, Any], *, writes: bool) -> list[int]:
     """Open the layers as the engine sees them; for writing, the upper one and a work directory come last."""
-    namespace = pins.engine_namespace(layers["engine"])
-    pins.enter_machine()
+    namespace = mount_helper.engine_namespace(layers["engine"])
+    mount_helper.enter_machine()
     if namespace is not None:
         kernel.enter(namespace)
         os.close(namespace)

@@ -26,12 +26,12 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.gate.copies.order import BLOCK_BYTES, Order, RefusalKind
-from gpushared.gate.mounts.helper_process import command_of, life
+from gpushared.gate.mounts.helper_process import UserSlots, command_of, life
 from gpushared.net.socket_wire import Piece, Wire
 
 COMMAND = command_of("gpushared.gate.copies.copy_helper")
 AT_ONCE = 4
-"""The bound is for one user."""
+"""A user may have this many copies at one time."""
 IDLE_SECONDS = 300.0
 """A copy that moves no byte for this long is given up, whether a file system or the client blocks it."""
 ANSWER_BYTES = 1024 * 1024
@@ -108,7 +108,9 @@ class Helper:
             yield data
             data = b""
         if await self.moving(self._process.wait()) != 0:
-            raise Unavailable("the copy broke off in the middle")
+            raise Unavailable(
+                "the copy broke off in the middle", hint="try again; were files moved away meanwhile?"
+            )
 
     async def moving(self, step: Awaitable[_T]) -> _T:
         """Return the result of one step of the copy. Raises ``TimedOut`` if the step takes too long."""
@@ -127,7 +129,7 @@ class Copies:
 
     def __init__(self, idle_seconds: float = IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
-        self._turns: dict[int, asyncio.Semaphore] = {}
+        self._slots = UserSlots(AT_ONCE, idle_seconds)
 
     @asynccontextmanager
     async def helper(self, uid: int) -> AsyncIterator[Helper]:
@@ -135,7 +137,7 @@ class Copies:
 
         Raises ``TimedOut`` and ``Unavailable``.
         """
-        held = life(await self._turn(uid))
+        held = life(await self._take_slot(uid))
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -144,7 +146,7 @@ class Copies:
         ours.setblocking(False)
         wire = Wire(ours, reset_is_end=True)
         try:
-            process = await _started(theirs, held)
+            process = await _start_process(theirs, held)
             try:
                 yield Helper(process, wire, self._idle_seconds)
             finally:
@@ -153,28 +155,22 @@ class Copies:
         finally:
             wire.close()
 
-    async def _turn(self, uid: int) -> Callable[[], None]:
-        """Take one of the user's turns, and return the function that gives it back.
-
-        The turn goes back when no process of the copy is left. Raises ``TimedOut``.
-        """
-        turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
+    async def _take_slot(self, uid: int) -> Callable[[], None]:
+        """Take a slot, which is given back when no process of the copy is left. Raises ``TimedOut``."""
         try:
-            async with asyncio.timeout(self._idle_seconds):
-                await turns.acquire()
+            return await self._slots.take(uid)
         except TimeoutError:
             raise TimedOut(
                 f"{AT_ONCE} copies of yours have not come to an end", hint="wait for them, or stop them"
             ) from None
-        return turns.release
 
 
-async def _started(line: socket.socket, held: int) -> asyncio.subprocess.Process:
+async def _start_process(connection: socket.socket, held: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *COMMAND,
-            stdin=line.fileno(),
-            stdout=line.fileno(),
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
             stderr=asyncio.subprocess.DEVNULL,
             cwd="/",
             env={},
@@ -183,7 +179,7 @@ async def _started(line: socket.socket, held: int) -> asyncio.subprocess.Process
     except OSError as error:
         raise Unavailable(f"files cannot be copied: {error}") from error
     finally:
-        line.close()
+        connection.close()
         os.close(held)
 
 

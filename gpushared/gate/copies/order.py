@@ -22,7 +22,7 @@ STAT, AGAIN = "stat", "again"
 """An answer has one of these keys: the file that was found, or the path to search for again from the
 beginning."""
 BLOCK_BYTES = 256 * 1024
-START = "start it first, or write to a volume or directory that it mounts"
+START_HINT = "start it first, or write to a volume or directory that it mounts"
 GO_BITS = (
     (stat.S_ISDIR, 1 << 31),
     (stat.S_ISLNK, 1 << 27),
@@ -34,9 +34,9 @@ GO_BITS = (
 GO_FLAGS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
 """Go's ``FileMode`` describes a file with these bits, and the engine's clients read them."""
 NANOSECONDS = 1_000_000_000
-RIGHTS = "a copy has the rights of the container's user"
-ELSEWHERE = "start the container and copy then, or mount it in another one"
-Told = Callable[[], None]
+RIGHTS_HINT = "a copy has the rights of the container's user"
+MOUNTED_HINT = "start the container and copy then, or mount it in another one"
+ReportProgress = Callable[[], None]
 
 
 class Deed(StrEnum):
@@ -120,16 +120,13 @@ def go_time(moment_ns: int) -> str:
 
 
 def refusal_of(error: OSError, doing: str, path: str) -> CopyRefusedError:
-    """Return the kernel's refusal in words for the caller.
-
-    ``doing`` is a participle, ``read`` for example.
-    """
+    """Return the kernel's refusal in words for the caller; ``doing`` is ``read`` or ``written``."""
     if isinstance(error, FileNotFoundError):
         return missing(path)
-    said = f"{path} cannot be {doing}: {(error.strerror or str(error)).lower()}"
+    text = f"{path} cannot be {doing}: {(error.strerror or str(error)).lower()}"
     if isinstance(error, PermissionError):
-        return CopyRefusedError(RefusalKind.FORBIDDEN, said, RIGHTS)
-    return CopyRefusedError(RefusalKind.FAILED, said)
+        return CopyRefusedError(RefusalKind.FORBIDDEN, text, RIGHTS_HINT)
+    return CopyRefusedError(RefusalKind.FAILED, text)
 
 
 def check_uncovered(path: str, mounts: Iterable[str], doing: str) -> None:
@@ -144,7 +141,7 @@ def covered(mount: str, doing: str) -> CopyRefusedError:
     return CopyRefusedError(
         RefusalKind.FORBIDDEN,
         f"what is mounted at {mount} cannot be {doing} while it does not run",
-        ELSEWHERE,
+        MOUNTED_HINT,
     )
 
 

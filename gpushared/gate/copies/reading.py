@@ -1,4 +1,4 @@
-"""Read a tree of files as a tar archive, or pick one out of a whole container's. Standard library only.
+"""Read a tree of files as a tar archive, or pick one file out of a whole container's archive. Standard library only.
 
 The process that runs this code is the container's user. It never opens a device, because no cgroup would keep
 the process from the device: the process first holds a file by its name, and reads only regular files.
@@ -21,7 +21,7 @@ from gpushared.gate.copies.order import (
     CopyRefusedError,
     Order,
     RefusalKind,
-    Told,
+    ReportProgress,
     cleaned,
     covered,
     first_of,
@@ -72,19 +72,19 @@ class TreeFile(NamedTuple):
 class Tree:
     """Archive the files at and below a path.
 
-    ``barren`` holds directories whose content is left out, unless such a directory is the path itself.
+    ``no_content`` holds directories whose content is left out, unless such a directory is the path itself.
     ``own_files`` is a handle of ``/proc/self/fd``, through which a held file is opened.
     """
 
-    def __init__(self, path: str, name: str, barren: frozenset[str], own_files: int) -> None:
+    def __init__(self, path: str, name: str, no_content: frozenset[str], own_files: int) -> None:
         self._path = path
         self._name = name
-        self._barren = barren
+        self._no_content = no_content
         self._own_files = own_files
         self._links: dict[tuple[int, int], str] = {}
         """The first names of files with several names, in this archive."""
 
-    def check(self, told: Told) -> None:
+    def check(self, report: ReportProgress) -> None:
         """Raise ``CopyRefusedError`` for a file that cannot be read.
 
         An archive that has begun cannot report an error.
@@ -98,7 +98,7 @@ class Tree:
                 except OSError as error:
                     raise refusal_of(error, "read", found.path) from None
             if number % ENTRIES_AT_ONCE == 0:
-                told()
+                report()
 
     def write(self, out: IO[bytes]) -> None:
         """Write the whole archive. Raises ``OSError`` for a file that cannot be read any more."""
@@ -136,7 +136,9 @@ class Tree:
 
     def _below(self, found: TreeFile) -> list[str]:
         """Return the names in a directory, the first one last."""
-        if not stat.S_ISDIR(found.stat.st_mode) or (found.path in self._barren and found.path != self._path):
+        if not stat.S_ISDIR(found.stat.st_mode) or (
+            found.path in self._no_content and found.path != self._path
+        ):
             return []
         try:
             directory = os.open(found.path, _LIST)
@@ -223,8 +225,8 @@ def _head(entry: tarfile.TarInfo) -> bytes:
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-class PastError(Exception):
-    """Report that the file lies before the read part: the export must come once more, for this path."""
+class AlreadyPassedError(Exception):
+    """Report that the file lies in a part that was read: the export must come once more, for this path."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -250,7 +252,7 @@ class Picking:
     def find(self, stream: io.BufferedReader[io.FileIO]) -> tuple[dict[str, Any], tarfile.TarInfo]:
         """Return the file's status in the engine's format, and the file's entry.
 
-        Raise ``CopyRefusedError``, or ``PastError`` if this export is the wrong one.
+        Raise ``CopyRefusedError``, or ``AlreadyPassedError`` if this export is the wrong one.
         """
         self._archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES)  # noqa: SIM115 - lives on
         self._check_mounts(is_whole=False)
@@ -259,7 +261,7 @@ class Picking:
         if self._follows and not entry.isdir():
             raise CopyRefusedError(RefusalKind.FAILED, f"{self._asked} cannot be read: not a directory")
         if entry.islnk():
-            raise PastError(entry.linkname)
+            raise AlreadyPassedError(entry.linkname)
         return self._stat(entry), entry
 
     def write(self, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
@@ -303,7 +305,7 @@ class Picking:
         if target == self._target:
             return
         if not target or target.split("/") <= here.split("/"):
-            raise PastError(f"/{target}")
+            raise AlreadyPassedError(f"/{target}")
         self._target = target
 
     def _through(self, path: str, *, follows: bool) -> str:

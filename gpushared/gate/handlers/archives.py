@@ -26,7 +26,7 @@ from gpushared.domain.model.errors import (
 from gpushared.gate.api.routes import Payload, RouteAction
 from gpushared.gate.containers.ownership import Container, find_container
 from gpushared.gate.copies.copying import Copies, Helper
-from gpushared.gate.copies.order import AGAIN, START, STAT, Deed, Order
+from gpushared.gate.copies.order import AGAIN, START_HINT, STAT, Deed, Order
 from gpushared.gate.copies.reading import MOST_LINKS
 from gpushared.gate.handlers.call import Call
 from gpushared.gate.handlers.context import Handler, HandlerContext, check_stream
@@ -52,7 +52,7 @@ class Archives:
         self._handler_context = handler_context
         self._copies = copies or Copies()
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.ARCHIVE: self._archive}
 
     async def _archive(self, call: Call) -> None:
@@ -60,7 +60,7 @@ class Archives:
             check_plain(await call.exchange.peek(BLOCK))
         container = await find_container(self._handler_context.engine, call.match.name, call.caller)
         if not container.pid:
-            async with self._handler_context.turns.of(container.id):
+            async with self._handler_context.container_locks.of(container.id):
                 container = await find_container(self._handler_context.engine, container.id, call.caller)
                 if not container.pid and self._is_the_engines(container):
                     await self._handler_context.send(call, call.renamed(container.id))
@@ -103,19 +103,21 @@ class Archives:
             if not container.pid:
                 await self._while_down(call, container)
             elif _is_write(call):
-                await self._in(call, _order(call, container, Deed.WRITE))
+                await self._copy_in(call, _order(call, container, Deed.WRITE))
             else:
-                await self._out(call, _order(call, container, Deed.LOOK if _is_look(call) else Deed.READ))
+                await self._copy_out(
+                    call, _order(call, container, Deed.LOOK if _is_look(call) else Deed.READ)
+                )
         except NotFound:
             raise NotFound(f"Could not find the file {path} in container {container.id}") from None
 
     # --- by the helper alone ---
 
-    async def _out(self, call: Call, order: Order) -> None:
+    async def _copy_out(self, call: Call, order: Order) -> None:
         async with self._helper(call, order) as helper:
-            await _give(call, helper, await helper.answer())
+            await _send_file(call, helper, await helper.answer())
 
-    async def _in(self, call: Call, order: Order) -> None:
+    async def _copy_in(self, call: Call, order: Order) -> None:
         check_stream(call.exchange)
         async with self._helper(call, order) as helper:
             async with helper.answer_to(call.exchange.pieces()):
@@ -139,14 +141,14 @@ class Archives:
         if layers is None:
             raise PermissionRefused(
                 "nothing is copied safely into a container that has run or mounts something while it is down",
-                hint=START,
+                hint=START_HINT,
             )
-        if not container.is_still:
+        if not container.is_stopped:
             raise StateConflict(
                 "nothing is copied into a container that is about to start again, or to go",
                 hint="try again when it runs, or stop it first",
             )
-        await self._in(call, _order(call, container, Deed.WRITE) | layers)
+        await self._copy_in(call, _order(call, container, Deed.WRITE) | layers)
 
     async def _has_looked(self, call: Call, container: Container) -> bool:
         """Look at one file without a full export; return False if the user's rights do not suffice."""
@@ -154,7 +156,7 @@ class Archives:
         if layers is None:
             return False
         try:
-            await self._out(call, _order(call, container, Deed.LOOK) | layers)
+            await self._copy_out(call, _order(call, container, Deed.LOOK) | layers)
         except (PermissionRefused, StateConflict):
             return False
         return True
@@ -181,9 +183,12 @@ class Archives:
                 helper.answer_to(pieces) as answer,
             ):
                 if not (now := answer.get(AGAIN, "")):
-                    await _give(call, helper, answer)
+                    await _send_file(call, helper, answer)
                     return
-        raise StateConflict(f"{call.target.get('path')} cannot be read: too many links")
+        raise StateConflict(
+            f"{call.target.get('path')} cannot be read: too many links",
+            hint="name the file to which the links lead",
+        )
 
     @asynccontextmanager
     async def _export(self, container: Container) -> AsyncIterator[AsyncIterator[Piece]]:
@@ -206,7 +211,9 @@ class Archives:
         """Yield a helper that has received its order."""
         uid = call.caller.uid
         async with self._copies.helper(uid) as helper:
-            await helper.order(order | {"cgroups": await self._handler_context.together.joining(uid)})
+            await helper.order(
+                order | {"cgroups": await self._handler_context.user_containers.join_files(uid)}
+            )
             yield helper
 
 
@@ -238,10 +245,10 @@ def _order(call: Call, container: Container, deed: Deed) -> Order:
     }
 
 
-async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
+async def _send_file(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     """Send the file's status as the helper found it, and the archive that the helper makes of the file."""
-    told = base64.b64encode(json.dumps(answer[STAT]).encode())
-    headers = [(b"X-Docker-Container-Path-Stat", told)]
+    status = base64.b64encode(json.dumps(answer[STAT]).encode())
+    headers = [(b"X-Docker-Container-Path-Stat", status)]
     if _is_look(call):
         await call.exchange.respond(OK, headers=headers)
         return
@@ -251,9 +258,9 @@ async def _give(call: Call, helper: Helper, answer: dict[str, Any]) -> None:
     await call.exchange.finish()
 
 
-def engine_version(said: str) -> tuple[int, ...]:
-    """Return the numbers in front of an engine's version; empty if there are none, which sorts first."""
-    plain = re.match(r"[0-9]+(\.[0-9]+)*", said)
+def engine_version(text: str) -> tuple[int, ...]:
+    """Return the numbers at the beginning of a version; empty without any, which is less than any version."""
+    plain = re.match(r"[0-9]+(\.[0-9]+)*", text)
     return tuple(map(int, plain[0].split("."))) if plain else ()
 
 

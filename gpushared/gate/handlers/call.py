@@ -26,8 +26,8 @@ from gpushared.storage.audit.line import CallRecord
 
 log = logging.getLogger(__name__)
 
-NOTHING = frozenset({b"", b"{}", b"null"})
-WITH_FORMS = frozenset({"POST", "PUT"})
+EMPTY_BODIES = frozenset({b"", b"{}", b"null"})
+FORM_METHODS = frozenset({"POST", "PUT"})
 """Methods with which the engine reads a form for parameters."""
 JSON_KIND = "application/json"
 NO_BODY_BYTES = 64 * 1024
@@ -56,10 +56,10 @@ HEADERS = frozenset(
     }
 )
 REGISTRY_HEADERS = frozenset({b"x-registry-auth"})
-MOST = 99
+MOST_INTERIM_ANSWERS = 99
 """At one more interim answer Python's ``http.client`` of 2026 gives up, even with a timeout of hours."""
 READS_ON = re.compile(rb"python|aiohttp|httpx|\bnode\b|undici|axios", re.IGNORECASE)
-"""Clients with these names are known to read on after any number of interim answers up to ``MOST``.
+"""Clients with these names are known to read on after any number of interim answers up to ``MOST_INTERIM_ANSWERS``.
 
 Go's client gives up after five, but waits for ever without any. Programs in Go have names of their own, so no
 list could exclude them; this list includes the other clients.
@@ -131,7 +131,7 @@ class Call:
 
 async def expect_nothing(exchange: Exchange) -> None:
     """Raise ``RequestError`` for a body where engines refuse one, or act on it."""
-    if (await exchange.read(NO_BODY_BYTES)).strip() not in NOTHING:
+    if (await exchange.read(NO_BODY_BYTES)).strip() not in EMPTY_BODIES:
         raise RequestError("this request takes no body", hint="a create takes a container's options")
 
 
@@ -141,7 +141,7 @@ async def drop_body(exchange: Exchange) -> None:
     Raises ``RequestError`` for a form, which the engine would take for parameters.
     """
     size = len(await exchange.read(NO_BODY_BYTES))
-    if size and exchange.method in WITH_FORMS and kind_of(exchange.header(b"content-type")) == FORM:
+    if size and exchange.method in FORM_METHODS and kind_of(exchange.header(b"content-type")) == FORM:
         raise RequestError("a form is not read here", hint="write its fields as parameters into the path")
     if size:
         path = exchange.target.partition(b"?")[0].decode("ascii", "backslashreplace")
@@ -171,7 +171,7 @@ async def while_waiting(exchange: Exchange, work: Coroutine[Any, Any, _T], *, ma
     """
     step = min(LOOK_SECONDS, exchange.interim_seconds)
     looks_between = round(exchange.interim_seconds / step)
-    looks_left = looks_between * MOST if reads_on(exchange) else 0
+    looks_left = looks_between * MOST_INTERIM_ANSWERS if reads_on(exchange) else 0
     task = asyncio.create_task(work)
     try:
         while not (await asyncio.wait({task}, timeout=step))[0]:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, StateConflict
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.body import HOST_NETWORK, check_counted, section, serialise, strings
+from gpushared.gate.api.body import HOST_NETWORK, check_ports, section, serialise, strings
 from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE, UPDATE_TABLE
 from gpushared.gate.api.routes import (
     Payload,
@@ -24,7 +24,7 @@ from gpushared.gate.api.routes import (
 from gpushared.gate.containers.gpu_request import docker_words
 from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import (
-    STILL,
+    STOPPED,
     Container,
     check_name,
     find_container,
@@ -52,7 +52,7 @@ class ContainerHandlers:
         self._engine = handler_context.engine
         self._lease_service = handler_context.lease_service
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well: their containers have leases too."""
         return {
             RouteAction.START: self._start,
@@ -62,7 +62,7 @@ class ContainerHandlers:
             RouteAction.UPDATE: self._update,
         }
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
             RouteAction.CONTAINER: self._container,
             RouteAction.RENAME: self._rename,
@@ -70,12 +70,12 @@ class ContainerHandlers:
         }
 
     async def _container(self, call: Call) -> None:
-        await self._handler_context.send(call, await self._handler_context.own(call))
+        await self._handler_context.send(call, await self._handler_context.own_target(call))
 
     async def _rename(self, call: Call) -> None:
         name = call.target.get("name")
         await check_name(name, self._engine, call.caller)
-        answer = await self._handler_context.ask(call, await self._handler_context.own(call), b"")
+        answer = await self._handler_context.ask(call, await self._handler_context.own_target(call), b"")
         await call.answer(await hide_holder(answer, name, self._engine, call.caller))
 
     async def _top(self, call: Call) -> None:
@@ -100,7 +100,7 @@ class ContainerHandlers:
                 await asyncio.shield(self._lease_service.start_failed(container.id))
 
     async def _send_start(self, call: Call, container: Container) -> int:
-        async with self._handler_context.turns.of(container.id):
+        async with self._handler_context.container_locks.of(container.id):
             return await self._handler_context.send(call, call.renamed(container.id))
 
     async def _startable(self, call: Call) -> Container:
@@ -126,7 +126,7 @@ class ContainerHandlers:
     async def _check_startable(self, call: Call, container: Container) -> None:
         if not call.caller.trusted:
             most = self._handler_context.policy.ports_per_user
-            check_counted(container.name, container.ports, container.labels, most)
+            check_ports(container.name, container.ports, container.labels, most)
             for network in container.networks:
                 await self._check_network(network, container, call.caller)
             for volume in container.volumes:
@@ -136,7 +136,7 @@ class ContainerHandlers:
                     container.pin, await account_of(call.caller), paths
                 )
         if self._handler_context.judges(call.caller) and container.owner is not None:
-            await self._handler_context.together.check_start(container.owner, container)
+            await self._handler_context.user_containers.check_start(container.owner, container)
 
     async def _check_network(self, network: str, container: Container, caller: Caller) -> None:
         if network != HOST_NETWORK:
@@ -189,7 +189,7 @@ class ContainerHandlers:
             return
         target = call.renamed(container.id)
         await self._handler_context.send(
-            call, target, farewell=lambda: as_output(words(), terminal=container.terminal)
+            call, target, exit_notice=lambda: as_output(words(), terminal=container.terminal)
         )
 
     async def _update(self, call: Call) -> None:
@@ -202,8 +202,8 @@ class ContainerHandlers:
         if section(body, "RestartPolicy").get("Name") not in {None, "", "no"}:
             await self._refuse_job(call)
         if self._handler_context.judges(call.caller):
-            body = judge_update(body, self._handler_context.unnamed(call))
-        await self._handler_context.send(call, await self._handler_context.own(call), serialise(body))
+            body = judge_update(body, self._handler_context.plain_context(call))
+        await self._handler_context.send(call, await self._handler_context.own_target(call), serialise(body))
 
     async def _refuse_job(self, call: Call) -> None:
         """Refuse a restart policy for a job's container.
@@ -224,17 +224,17 @@ class Execs:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.EXEC_CREATE: self._create}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.EXEC: self._exec}
 
     async def _create(self, call: Call) -> None:
         body = await self._handler_context.read(call, EXEC_TABLE, spellings=EXEC_SPELLINGS)
         container = await find_container(self._handler_context.engine, call.match.name, call.caller)
         if self._handler_context.judges(call.caller):
-            body = judge_exec(body, self._handler_context.unnamed(call))
+            body = judge_exec(body, self._handler_context.plain_context(call))
         if container.device_name:
             env = await self._handler_context.lease_service.lease_env(container.id)
             body["Env"] = merge_env(strip_env(strings(body, "Env")), env)
@@ -255,7 +255,7 @@ class Listings:
         self._handler_context = handler_context
         self._engine = handler_context.engine
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CONTAINER_LIST: self._list, RouteAction.CONTAINER_PRUNE: self._prune}
 
     async def _list(self, call: Call) -> None:
@@ -272,7 +272,7 @@ class Listings:
 
     async def _prune(self, call: Call) -> None:
         for each in await own_containers(self._engine, call.caller):
-            if each.get("State") in STILL:
+            if each.get("State") in STOPPED:
                 await self._check_prunable(str(each["Id"]), call.caller)
         filters = own_only(call.target.get("filters"), call.caller)
         await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))

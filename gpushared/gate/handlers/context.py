@@ -25,7 +25,7 @@ from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.routes import Payload, Route, Target, drop_unknown
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.lease_port import LeasePort
-from gpushared.gate.containers.ownership import ContainerLocks, find_container
+from gpushared.gate.containers.ownership import NamedLocks, find_container
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.containers.user_limits import UserContainers
 from gpushared.gate.handlers.call import Call
@@ -69,7 +69,7 @@ BUILDERS = (b"/session", b"/grpc")
 """These endpoints speak HTTP/2 with the engine; only trusted callers reach them."""
 FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 
-Farewell = Callable[[], bytes]
+ExitNotice = Callable[[], bytes]
 
 
 def _note(path: str, dropped: list[str]) -> None:
@@ -79,13 +79,13 @@ def _note(path: str, dropped: list[str]) -> None:
         log.debug("the engine does not read %s%s of %s", ", ".join(dropped[:MOST_NAMED]), more, path)
 
 
-def showing(answer: EngineAnswer, value: Json) -> EngineAnswer:
+def with_json(answer: EngineAnswer, value: Json) -> EngineAnswer:
     """Return the answer with another body."""
     return replace(answer, body=json.dumps(value).encode())
 
 
-def nothing() -> bytes:
-    """Return no last words, for requests that need none."""
+def no_notice() -> bytes:
+    """Return no exit notice, for requests that need none."""
     return b""
 
 
@@ -109,18 +109,18 @@ class HandlerContext:
         self.lease_service = lease_service
         self.policy = policy
         self.name = name
-        self.turns = ContainerLocks()
-        self.volume_turns = ContainerLocks()
+        self.container_locks = NamedLocks()
+        self.volume_locks = NamedLocks()
         self.pins = pins or HeldMounts(engine, lambda: self.policy)
         self.passwd = passwd or PasswdFiles(engine, None)
-        self.together = UserContainers(walls, lease_service, lambda: self.policy)
+        self.user_containers = UserContainers(walls, lease_service, lambda: self.policy)
 
     async def send(
         self,
         call: Call,
         target: Target | None = None,
         body: bytes | None = None,
-        farewell: Farewell = nothing,
+        exit_notice: ExitNotice = no_notice,
     ) -> int:
         """Pass the request on to the engine; a route without a body sends none."""
         route = call.match.route
@@ -130,7 +130,7 @@ class HandlerContext:
             call.record.digest = digest_of(body)
         encoded = (target or call.target).encode()
         return await forward(
-            self.engine, call.exchange, encoded, body=body, hijack=route.hijack, farewell=farewell
+            self.engine, call.exchange, encoded, body=body, hijack=route.hijack, exit_notice=exit_notice
         )
 
     async def ask(self, call: Call, target: Target, body: bytes | None = None) -> EngineAnswer:
@@ -149,7 +149,7 @@ class HandlerContext:
         except (EngineUnavailable, ValueError):  # the engine has not reported its version yet
             return False
 
-    def known(self, target: Target, route: Route) -> Target:
+    def known_target(self, target: Target, route: Route) -> Target:
         """Return the target without parameters that the engine ignores; for a newer engine, all of it."""
         if not self.tables_are_complete:
             return target
@@ -183,12 +183,12 @@ class HandlerContext:
         """Return the body with the label that makes the caller the owner of the created object."""
         return {**body, "Labels": {**section(body, "Labels"), LABEL_OWNER: str(call.caller.uid)}}
 
-    async def own(self, call: Call) -> Target:
+    async def own_target(self, call: Call) -> Target:
         """Return the target with the full id of the caller's container."""
         container = await find_container(self.engine, call.match.name, call.caller)
         return call.renamed(container.id)
 
-    def unnamed(self, call: Call) -> Context:
+    def plain_context(self, call: Call) -> Context:
         """Return a context for bodies whose rules need no groups and no home."""
         return Context(Account(call.caller, ()), self.policy, version=call.version)
 
@@ -204,7 +204,7 @@ async def forward(
     *,
     body: bytes | None = None,
     hijack: bool = False,
-    farewell: Farewell = nothing,
+    exit_notice: ExitNotice = no_notice,
 ) -> int:
     """Send the exchange's request to ``target``, answer it with the engine's response, and return its status.
 
@@ -214,7 +214,7 @@ async def forward(
         target: path and query as they were judged.
         body: replaces the client's body; ``b""`` sends none.
         hijack: True if the connection may leave HTTP.
-        farewell: returns the text to add to the engine's output at the end of a connection that left HTTP.
+        exit_notice: returns the text to add to the engine's output at the end of a connection that left HTTP.
     """
     if body is None:
         check_stream(exchange)
@@ -222,7 +222,7 @@ async def forward(
     connection.turn = exchange.share.turn
     upload = asyncio.create_task(_upload(connection, exchange, target, body, hijack=hijack))
     try:
-        return await _download(connection, exchange, upload, farewell if hijack else None)
+        return await _download(connection, exchange, upload, exit_notice if hijack else None)
     except EngineUnavailable:
         if upload.done() and not upload.cancelled() and (gone := upload.exception()) is not None:
             raise gone from None
@@ -275,13 +275,13 @@ async def _body(exchange: Exchange, body: bytes | None) -> AsyncIterator[Piece]:
 def _request_headers(
     exchange: Exchange, target: bytes, body: bytes | None, *, hijack: bool
 ) -> list[tuple[bytes, bytes]]:
-    own = HOP_BY_HOP | _named(exchange)
+    own = HOP_BY_HOP | _connection_headers(exchange)
     dropped = own - FRAMING if body is None else own | FRAMING
     headers = [(b"Host", b"docker")]
     headers += [(name, value) for name, value in exchange.headers if name not in dropped]
     upgrade = exchange.header(b"upgrade")
     if hijack and upgrade is not None:
-        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _stream(upgrade, target))]
+        headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _protocol(upgrade, target))]
     elif not hijack:
         headers.append((b"Connection", b"close"))
     if body:
@@ -291,27 +291,30 @@ def _request_headers(
     return headers
 
 
-def _stream(asked: bytes, target: bytes) -> bytes:
+def _protocol(asked: bytes, target: bytes) -> bytes:
     """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that bypass the judge."""
     is_builder = target.partition(b"?")[0].endswith(BUILDERS)
     return asked if is_builder or asked.lower() in STREAMS else b"tcp"
 
 
-def _named(exchange: Exchange) -> frozenset[bytes]:
+def _connection_headers(exchange: Exchange) -> frozenset[bytes]:
     """Return the headers that the client declares as its connection's own (RFC 9110, 7.6.1)."""
     values = [value for name, value in exchange.headers if name == b"connection"]
     return frozenset(word.strip().lower() for value in values for word in value.split(b","))
 
 
 async def _download(
-    connection: EngineConnection, exchange: Exchange, upload: asyncio.Task[None], farewell: Farewell | None
+    connection: EngineConnection,
+    exchange: Exchange,
+    upload: asyncio.Task[None],
+    exit_notice: ExitNotice | None,
 ) -> int:
-    """Pass the response on. ``farewell`` None: the connection may not leave HTTP."""
+    """Pass the response on. ``exit_notice`` None: the connection may not leave HTTP."""
     head = await connection.response()
-    if farewell is not None and _is_hijacked(head):
+    if exit_notice is not None and _is_hijacked(head):
         await upload
         client, early = await exchange.hijack(head.status_code, _raw_head(head))
-        await _splice(client, early, connection, exchange.share, farewell)
+        await _splice(client, early, connection, exchange.share, exit_notice)
         return head.status_code
     if head.status_code == SWITCHING_PROTOCOLS:
         raise EngineUnavailable("the Docker engine switched protocols where nobody asked for it")
@@ -338,7 +341,7 @@ def _raw_head(head: h11.Response | h11.InformationalResponse) -> bytes:
 
 
 async def _splice(
-    client: Wire, early: bytes, connection: EngineConnection, share: UserShare, farewell: Farewell
+    client: Wire, early: bytes, connection: EngineConnection, share: UserShare, exit_notice: ExitNotice
 ) -> None:
     """Copy bytes both ways until the engine ends its side, or the client has hung up."""
     stdin = asyncio.create_task(_stdin(client, early, connection, share))
@@ -352,7 +355,7 @@ async def _splice(
         await asyncio.wait({stdin, stdout})
     if ended_by_engine:
         with contextlib.suppress(ConnectionError):
-            await client.write([farewell()])
+            await client.write([exit_notice()])
         await client.linger()
 
 

@@ -30,10 +30,10 @@ from gpushared.gate.api.body import (
     LABEL_PORTS,
     Body,
     check_driver_capabilities,
+    count_ports,
     driver_capabilities,
-    named_in,
+    named_capabilities,
     objects,
-    ports_of,
     section,
     strings,
     text,
@@ -42,8 +42,8 @@ from gpushared.gate.api.routes import RouteAction
 from gpushared.gate.containers.create import CREATED, ROOT_USER, CreateOrder, Creator
 from gpushared.gate.containers.gpu_request import (
     SIZE_HINT,
-    ClaimWish,
     GpuRequest,
+    LeaseClaim,
     take_gpu_request,
     with_dev_meaning,
 )
@@ -67,7 +67,7 @@ from gpushared.gate.policy.admission import judge_create, networks_of
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.mount_rules import lead_to, unnamed_volumes, volumes_of, wishes_of
 from gpushared.net.http_client import EngineAnswer
-from gpushared.net.identity import NeededPath, account_of
+from gpushared.net.identity import Account, NeededPath, account_of
 
 LOOK_SECONDS = 5.0
 MOST_NODES = 4096
@@ -84,11 +84,11 @@ class Creates:
             handler_context.engine,
             handler_context.lease_service,
             handler_context.name,
-            handler_context.volume_turns,
+            handler_context.volume_locks,
         )
-        self._room = CreatesUnderWay(handler_context.engine)
+        self._creates_under_way = CreatesUnderWay(handler_context.engine)
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.CREATE: self._create}
 
     async def close(self) -> None:
@@ -139,9 +139,9 @@ class Creates:
         given = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
         env = strings(body, "Env")
         check_driver_capabilities(env, given)
-        if (named := named_in(env)) is None:
+        if (named := named_capabilities(env)) is None:
             image = await image_config(self._handler_context.engine, text(body, "Image"))
-            named = named_in(strings(image, "Env")) or ""
+            named = named_capabilities(strings(image, "Env")) or ""
         body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, given)})
 
     def _maps_users(self) -> bool:
@@ -153,50 +153,68 @@ class Creates:
     async def _confine(
         self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
     ) -> Body:
+        """Return the body as a confined caller gets it; ``held`` keeps its files until the container exists."""
         context, caller = self._handler_context, call.caller
         engine, policy = context.engine, context.policy
         await check_name(call.target.get("name"), engine, caller)
         if section(body, "HostConfig").get("Privileged"):
             check_no_builder(text(body, "Image"))
         account = await account_of(caller)
-        in_gang = isinstance(gpu_request, ClaimWish) and context.lease_service.in_gang(
+        in_gang = isinstance(gpu_request, LeaseClaim) and context.lease_service.in_gang(
             gpu_request.lease, caller
         )
         judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
         described = await find_image(engine, text(judged, "Image"))
         image = section(described, "Config")
         exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
-        ports = ports_of(judged["HostConfig"], exposed)
-        await held.enter_async_context(self._room.for_one_more(caller, policy, ports))
-        if parent := await context.together.parent(caller.uid):
+        ports = count_ports(judged["HostConfig"], exposed)
+        await held.enter_async_context(self._creates_under_way.for_one_more(caller, policy, ports))
+        if parent := await context.user_containers.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
-        mounts = judged["HostConfig"]["Mounts"]
         for network in networks_of(judged):
             await find_network(engine, network, caller)
-        for volume in volumes_of(mounts):
+        for volume in volumes_of(judged["HostConfig"]["Mounts"]):
             await find_volume(engine, volume, caller)
-        named = {*section(judged, "Volumes"), *section(image, "Volumes")}
-        mounts += unnamed_volumes(judged["HostConfig"], named)
-        for mount in mounts:
-            if mount["Type"] == "volume":
-                mount["VolumeOptions"] = context.labelled(call, section(mount, "VolumeOptions"))
+        self._own_volumes(judged, image, call)
         # These labels are always set: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
+        labels |= await self._hold_files(judged, described, account, held, home_and_name=policy.home_and_name)
+        judged["Labels"] = {**section(judged, "Labels"), **labels}
+        return judged
+
+    def _own_volumes(self, judged: Body, image: Body, call: Call) -> None:
+        """Make the caller the owner of all volumes that the engine makes for the container."""
+        mounts = judged["HostConfig"]["Mounts"]
+        paths = {*section(judged, "Volumes"), *section(image, "Volumes")}
+        mounts += unnamed_volumes(judged["HostConfig"], paths)
+        for mount in mounts:
+            if mount["Type"] == "volume":
+                options = section(mount, "VolumeOptions")
+                mount["VolumeOptions"] = self._handler_context.labelled(call, options)
+
+    async def _hold_files(
+        self, judged: Body, described: Body, account: Account, held: AsyncExitStack, *, home_and_name: bool
+    ) -> dict[str, str]:
+        """Hold the host's files that the body mounts; with ``home_and_name`` add a home and a passwd file.
+
+        ``described`` is the engine's description of the image. Returns the labels that name the files.
+        """
+        context, caller, labels = self._handler_context, account.caller, dict[str, str]()
+        mounts, image = judged["HostConfig"]["Mounts"], section(described, "Config")
         found: Sequence[NeededPath] = ()
         if wishes := wishes_of(mounts):
             pin = await held.enter_async_context(context.pins.held(account, wishes))
             found = pin.wishes
             lead_to(mounts, pin)
             labels |= {LABEL_HOST_PATHS: json.dumps([asdict(path) for path in found]), LABEL_PINS: pin.name}
-        if policy.home_and_name and judged["User"] != ROOT_USER:
+        if home_and_name and judged["User"] != ROOT_USER:
             put_home(judged, image, account, wishes, found)
             # Root with another number could not read the daemon's file when the container starts.
             line = b"" if self._maps_users() else passwd_line(judged, image, caller)
             if passwd := await held.enter_async_context(context.passwd.with_line(described, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
                 labels[LABEL_USERS] = passwd.name
-        judged["Labels"] = {**section(judged, "Labels"), **labels}
-        return judged
+        return labels
 
 
 async def check_devices(body: Body) -> None:
@@ -211,14 +229,15 @@ async def check_devices(body: Body) -> None:
         return
     try:
         async with asyncio.timeout(LOOK_SECONDS):
-            found = await asyncio.to_thread(_first, paths, rules)
+            found = await asyncio.to_thread(_first_gpu_device, paths, rules)
     except TimeoutError:
         raise TimedOut(f"{', '.join(paths)} could not be looked at", hint="try again later") from None
     if found:
         raise RequestError(f"{found} would be a GPU without a lease", hint=SIZE_HINT)
 
 
-def _first(paths: list[str], rules: list[str]) -> str:
+def _first_gpu_device(paths: list[str], rules: list[str]) -> str:
+    """Return the first rule or path that would give a GPU; empty if none does."""
     majors = frozenset(number for number, driver in machine().majors.items() if driver != DRIVER_OF_DISPLAYS)
     for rule in rules:
         if _covers(rule, majors):
@@ -239,10 +258,12 @@ def _gives_gpu(path: str, majors: frozenset[int]) -> bool:
     # A path in /proc means different files to different processes, and the engine is another process.
     if path.startswith(PROC + "/") or real.startswith(PROC + "/"):
         return True
-    return any(stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _at(Path(real)))
+    return any(
+        stat.S_ISCHR(each.st_mode) and os.major(each.st_rdev) in majors for each in _files_at(Path(real))
+    )
 
 
-def _at(path: Path) -> Iterator[os.stat_result]:
+def _files_at(path: Path) -> Iterator[os.stat_result]:
     """Yield the file and, for a directory, the files in it: the engine gives each device in it."""
     # If a file cannot be checked, the engine finds that out too, and reports it.
     with contextlib.suppress(OSError):

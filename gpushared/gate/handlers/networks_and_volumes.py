@@ -20,12 +20,13 @@ from gpushared.gate.containers.ownership import (
     find_network,
     find_owned,
     inspect,
+    name_in_listing,
     networks_of,
     own_containers,
     owns,
 )
 from gpushared.gate.handlers.call import Call
-from gpushared.gate.handlers.context import Handler, HandlerContext, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, with_json
 from gpushared.gate.policy.admission import judge_endpoint, judge_network, judge_volume
 
 ACTIVE = frozenset({"running", "paused", "restarting"})
@@ -37,13 +38,13 @@ class Networks:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def judged(self) -> dict[RouteAction, Handler]:
+    def for_judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
         return {RouteAction.NETWORK_CREATE: self._create, RouteAction.NETWORK_CONNECT: self._connect}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
-            **self.judged(),
+            **self.for_judged(),
             RouteAction.NETWORK: self._network,
             RouteAction.NETWORK_LIST: self._list,
             RouteAction.NETWORK_INSPECT: self._inspect,
@@ -60,7 +61,7 @@ class Networks:
         if answer.status == OK:
             own = await self._own_ids(call)
             shown = [shown_network(each, own) for each in answer.json() if _is_shown(each, call.caller)]
-            answer = showing(answer, shown)
+            answer = with_json(answer, shown)
         await call.answer(answer)
 
     async def _inspect(self, call: Call) -> None:
@@ -70,7 +71,7 @@ class Networks:
         answer = await self._handler_context.ask(call, call.renamed(found["Id"]).without("verbose"))
         if answer.status == OK:
             shown = shown_network(answer.json(), await self._own_ids(call))
-            answer = showing(answer, shown)
+            answer = with_json(answer, shown)
         await call.answer(answer)
 
     async def _own_ids(self, call: Call) -> set[str]:
@@ -86,16 +87,16 @@ class Networks:
         busy = {name for each in own if each.get("State") in ACTIVE for name in networks_of(each)}
         for each in own:
             if waiting := sorted(networks_of(each) - busy):
-                name = str((each.get("Names") or [each["Id"]])[0]).lstrip("/")
                 raise StateConflict(
-                    f"the network {waiting[0]} is the container {name}'s", hint="docker container prune first"
+                    f"the network {waiting[0]} is the container {name_in_listing(each)}'s",
+                    hint="docker container prune first",
                 )
         filters = own_only(call.target.get("filters"), call.caller)
         await self._handler_context.send(call, call.target.with_query(filters=filters).without("stream"))
 
     async def _create(self, call: Call) -> None:
         body = judge_network(
-            await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.unnamed(call)
+            await self._handler_context.read(call, NETWORK_TABLE), self._handler_context.plain_context(call)
         )
         await check_name(text(body, "Name"), self._handler_context.engine, call.caller)
         # If engines allowed two networks with one name, neither could be used by that name.
@@ -104,7 +105,7 @@ class Networks:
 
     async def _connect(self, call: Call) -> None:
         body = judge_endpoint(
-            await self._handler_context.read(call, CONNECT_TABLE), self._handler_context.unnamed(call)
+            await self._handler_context.read(call, CONNECT_TABLE), self._handler_context.plain_context(call)
         )
         network = await find_network(self._handler_context.engine, call.match.name, call.caller)
         container = await find_container(
@@ -124,13 +125,13 @@ class Volumes:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def judged(self) -> dict[RouteAction, Handler]:
+    def for_judged(self) -> dict[RouteAction, Handler]:
         """Return the handlers for trusted callers as well if everybody is confined."""
         return {RouteAction.VOLUME_CREATE: self._create}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
-            **self.judged(),
+            **self.for_judged(),
             RouteAction.VOLUME: self._volume,
             RouteAction.VOLUME_LIST: self._filtered,
             RouteAction.VOLUME_PRUNE: self._prune,
@@ -139,7 +140,7 @@ class Volumes:
     async def _volume(self, call: Call) -> None:
         # A request for another user's volume need not wait; an own volume may become another's during a wait.
         await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
-        async with self._handler_context.volume_turns.of(call.match.name):
+        async with self._handler_context.volume_locks.of(call.match.name):
             volume = await find_owned(self._handler_context.engine, "volumes", call.match.name, call.caller)
             await self._handler_context.send(call, call.renamed(volume["Name"]))
 
@@ -147,7 +148,7 @@ class Volumes:
         filters = quote(own_only("", call.caller))
         answer = await self._handler_context.engine.call("GET", f"/volumes?filters={filters}".encode())
         own = objects(answer.json(), "Volumes") if answer.status == OK else []
-        async with self._handler_context.volume_turns.of_all(str(each["Name"]) for each in own):
+        async with self._handler_context.volume_locks.of_all(str(each["Name"]) for each in own):
             await self._filtered(call)
 
     async def _filtered(self, call: Call) -> None:
@@ -160,9 +161,11 @@ class Volumes:
         The answer is refused if the volume is not the caller's.
         """
         asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
-        body = self._handler_context.labelled(call, judge_volume(asked, self._handler_context.unnamed(call)))
+        body = self._handler_context.labelled(
+            call, judge_volume(asked, self._handler_context.plain_context(call))
+        )
         # During another user's create with the name, the engine would fill the volume from that user's image.
-        async with self._handler_context.volume_turns.of_all(filter(None, [text(body, "Name")])):
+        async with self._handler_context.volume_locks.of_all(filter(None, [text(body, "Name")])):
             answer = await self._handler_context.ask(call, call.target, serialise(body))
         if answer.status == CREATED and not owns(call.caller, section(answer.json(), "Labels")):
             raise StateConflict(

@@ -68,7 +68,7 @@ class Recording:
             return
         self.written = True
         record = self.record
-        said = "; ".join(part for part in (text, record.note, _place(self)) if part)
+        notes = "; ".join(part for part in (text, record.note, _archive_path(self)) if part)
         line = line_now(
             self.exchange.caller.uid,
             self.exchange.caller.name,
@@ -80,7 +80,7 @@ class Recording:
             digest=self.exchange.body_digest if record.digest is None else record.digest,
             status=status,
             code=code,
-            text=said,
+            text=notes,
         )
         self.sink(line)
 
@@ -88,19 +88,19 @@ class Recording:
 @contextmanager
 def recording(exchange: Exchange, sink: Sink) -> Iterator[Recording]:
     """Record a request while the block handles it; errors pass through."""
-    one = Recording(exchange, sink, _written_path(exchange.target))
-    exchange.on_answer = one.answered
+    recorded = Recording(exchange, sink, _written_path(exchange.target))
+    exchange.on_answer = recorded.answered
     try:
-        yield one
+        yield recorded
     except GpushareError as error:
-        one.refused(error)
+        recorded.refused(error)
         raise
     except RefusedRequestError as error:
-        one.broken(error)
+        recorded.broken(error)
         raise
     finally:
         if not exchange.started:
-            one.gone()
+            recorded.gone()
 
 
 def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> AuditLine:
@@ -118,7 +118,7 @@ def line_of_refusal(refusal: RequestRefusal, caller: Caller, origin: Origin) -> 
     )
 
 
-def _place(recording: Recording) -> str:
+def _archive_path(recording: Recording) -> str:
     """Return an archive's path in the container, which says more about the request than a digest."""
     if not _ARCHIVE.fullmatch(recording.endpoint):
         return ""

@@ -15,23 +15,23 @@ from gpushared.gate.containers.filtered_views import (
 )
 from gpushared.gate.containers.ownership import OK, inspect, own_containers
 from gpushared.gate.handlers.call import Call, drop_body
-from gpushared.gate.handlers.context import Handler, HandlerContext, showing
+from gpushared.gate.handlers.context import Handler, HandlerContext, with_json
 from gpushared.gate.policy.field_rules import check_image, full_names, pulled_from
 
 BUILDER = "docker.io/moby/buildkit"
 PULL_PARAMETERS = frozenset({"fromImage", "tag", "platform"})
 
 
-class Shared:
-    """Show a confined caller its part of the engine's facts and events."""
+class EngineHandlers:
+    """Handle requests about the engine itself: a confined caller sees its part of the facts and events."""
 
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def everybody(self) -> dict[RouteAction, Handler]:
+    def for_everybody(self) -> dict[RouteAction, Handler]:
         return {RouteAction.INFO: self._info}
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
             RouteAction.PASS: self._pass,
             RouteAction.EVENTS: self._events,
@@ -47,10 +47,10 @@ class Shared:
         answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
             leases = await self._handler_context.lease_service.gpu_count() > 0
-            told = with_nvidia_runtime(answer.json(), leases=leases)
+            info = with_nvidia_runtime(answer.json(), leases=leases)
             if not call.caller.trusted:
-                told = shown_info(told, await own_containers(self._handler_context.engine, call.caller))
-            answer = showing(answer, told)
+                info = shown_info(info, await own_containers(self._handler_context.engine, call.caller))
+            answer = with_json(answer, info)
         await call.answer(answer)
 
     async def _events(self, call: Call) -> None:
@@ -68,7 +68,7 @@ class ImageHandlers:
     def __init__(self, handler_context: HandlerContext) -> None:
         self._handler_context = handler_context
 
-    def confined(self) -> dict[RouteAction, Handler]:
+    def for_confined(self) -> dict[RouteAction, Handler]:
         return {
             RouteAction.IMAGE: self._image,
             RouteAction.IMAGE_LIST: self._list,
@@ -79,13 +79,13 @@ class ImageHandlers:
     async def _image(self, call: Call) -> None:
         answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
-            answer = showing(answer, shown_image(answer.json()))
+            answer = with_json(answer, shown_image(answer.json()))
         await call.answer(answer)
 
     async def _list(self, call: Call) -> None:
         answer = await self._handler_context.ask(call, call.target)
         if answer.status == OK:
-            answer = showing(answer, shown_images(answer.json()))
+            answer = with_json(answer, shown_images(answer.json()))
         await call.answer(answer)
 
     async def _registry(self, call: Call) -> None:

@@ -33,8 +33,8 @@ from gpushared.domain.model.errors import (
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import serialise
 from gpushared.gate.api.site import HOME, SitePolicy
-from gpushared.gate.mounts.helper_process import HELPER_SECONDS, run_helper
-from gpushared.net.http_client import EngineSocket
+from gpushared.gate.mounts.helper_process import HELPER_SECONDS, UserSlots, run_helper
+from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.identity import Account, NeededPath, account_of
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ LABEL_PINS = "gpushare.pins"
 SYSTEMS_OWN = ("/proc", "/sys", "/dev", "/run", "/var/lib/docker", "/var/lib/containerd")
 MOST_PATHS = 64
 AT_ONCE = 4
-"""The bound is for one user: file systems that hang keep helpers, some for ever, and other users must not
-wait for them."""
+"""A user may have this many helpers at one time: file systems that hang keep helpers, some for ever, and other
+users must not wait for them."""
 MACHINE = 1
 OK, NOT_FOUND = 200, 404
 RETRY_SECONDS = 2.0
@@ -94,7 +94,7 @@ class HeldMounts:
         self._patience_seconds = patience_seconds
         self._also_swept = also_swept
         self._making: set[str] = set()
-        self._turns: dict[int, asyncio.Semaphore] = {}
+        self._slots = UserSlots(AT_ONCE, patience_seconds)
         self._wake = asyncio.Event()
         self.trouble = ""
         """The newest trial's finding, empty if no trial has failed, and before the first trial."""
@@ -143,8 +143,8 @@ class HeldMounts:
     async def restore(self) -> str:
         """Hold recorded pins that are not held, as after a reboot; return the failures in a sentence."""
         missing = await self._missing()
-        told = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
-        failed = [text for text in told if text]
+        errors = await asyncio.gather(*(self._restore(name, entry) for name, entry in missing.items()))
+        failed = [error for error in errors if error]
         return f"mounts of {len(failed)} containers could not be made again: {failed[0]}" if failed else ""
 
     async def sweep(self) -> None:
@@ -157,11 +157,11 @@ class HeldMounts:
         used = await self._used()
         await self._drop(sorted(held - spared - used))
 
-    async def keep(self, told: Callable[[str], None]) -> None:
-        """Follow the engine for ever. ``told`` gets the sentence of ``restore`` when the engine is back."""
+    async def keep(self, report: Callable[[str], None]) -> None:
+        """Follow the engine for ever. ``report`` gets the sentence of ``restore`` when the engine is back."""
         while True:
             try:
-                await self._follow(told)
+                await self._follow(report)
             except (GpushareError, OSError) as error:
                 log.debug("pins: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
@@ -181,8 +181,8 @@ class HeldMounts:
         # The engine looks for the sources of mounts before it looks for the image, which does not exist.
         if answer.status == NOT_FOUND:
             return ""
-        said = answer.json().get("message", "")
-        return f"bind mounts of users who are not trusted will fail, the engine does not see them: {said}"
+        message = answer.json().get("message", "")
+        return f"bind mounts of users who are not trusted will fail, the engine does not see them: {message}"
 
     # --- parts -------------------------------------------------------------------------------------
 
@@ -205,23 +205,20 @@ class HeldMounts:
         }
         answer = await run_helper(
             {**order, "engine": engine, "root": ROOT},
-            gone=await self._turn(caller.uid),
+            gone=await self._take_slot(caller.uid),
             seconds=self._patience_seconds,
         )
         return [_usable(wish, found, prefixes) for wish, found in zip(wishes, answer["found"], strict=True)]
 
-    async def _turn(self, uid: int) -> Callable[[], None]:
-        """Take one of the user's turns; return a function that gives it back after its last process."""
-        turns = self._turns.setdefault(uid, asyncio.Semaphore(AT_ONCE))
+    async def _take_slot(self, uid: int) -> Callable[[], None]:
+        """Take a slot, which is given back when no process of the look is left. Raises ``TimedOut``."""
         try:
-            async with asyncio.timeout(self._patience_seconds):
-                await turns.acquire()
+            return await self._slots.take(uid)
         except TimeoutError:
             raise TimedOut(
                 f"{AT_ONCE} looks at paths of yours have not come to an end",
                 hint="a file system of yours does not answer; unmount it, or end what serves it",
             ) from None
-        return turns.release
 
     async def _help(self, **order: Any) -> dict[str, Any]:
         return await run_helper({**order, "engine": await self._engine_pid(), "root": ROOT})
@@ -247,10 +244,10 @@ class HeldMounts:
             log.info("pins dropped names=%s", ",".join(names))
 
     async def _missing(self) -> dict[str, HeldPaths]:
-        if not (noted := await self._ledger.read()):
+        if not (recorded := await self._ledger.read()):
             return {}
         held = set(await self._names())
-        return {name: entry for name, entry in noted.items() if name not in held | self._making}
+        return {name: entry for name, entry in recorded.items() if name not in held | self._making}
 
     async def _restore(self, name: str, entry: HeldPaths) -> str:
         try:
@@ -260,13 +257,12 @@ class HeldMounts:
         return ""
 
     async def _used(self) -> set[str]:
-        filters = quote(json.dumps({"label": [LABEL_PINS]}))
-        answer = await self._engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
+        answer = await list_labelled(self._engine, LABEL_PINS)
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
         return {(found.get("Labels") or {}).get(LABEL_PINS, "") for found in answer.json()}
 
-    async def _follow(self, told: Callable[[str], None]) -> None:
+    async def _follow(self, report: Callable[[str], None]) -> None:
         """Follow the removal of containers with pins until the engine goes away."""
         filters = quote(json.dumps({"type": ["container"], "event": ["destroy"], "label": [LABEL_PINS]}))
         connection = await self._engine.connect()
@@ -278,7 +274,7 @@ class HeldMounts:
             )
             await connection.response()
             self.trouble = await self.trial()
-            told(await self.restore())
+            report(await self.restore())
             self._wake.set()
             watching = asyncio.create_task(self._sweep_when_woken())
             async for _ in connection.chunks():
@@ -304,6 +300,12 @@ class HeldMounts:
                     await self._also_swept()
             except (GpushareError, OSError) as error:
                 log.warning("pins not swept: %s", error)
+
+
+async def list_labelled(engine: EngineSocket, label: str) -> EngineAnswer:
+    """Ask for all containers with a label (``NAME`` or ``NAME=VALUE``), running or not."""
+    filters = quote(json.dumps({"label": [label]}))
+    return await engine.call("GET", f"/containers/json?all=1&filters={filters}".encode())
 
 
 def _wish(path: str) -> dict[str, object]:
@@ -355,7 +357,7 @@ class HeldPathsLog:
         try:
             await asyncio.to_thread(self._write, name, entry)
         except OSError as error:
-            raise Unavailable(f"what is mounted cannot be noted: {error.strerror}") from error
+            raise Unavailable(f"the mounted paths cannot be recorded: {error.strerror}") from error
 
     async def read(self) -> dict[str, HeldPaths]:
         """Return all entries by name; an unreadable file is left out, and its name is logged."""
@@ -374,9 +376,9 @@ class HeldPathsLog:
         entries = {}
         for path in self._directory.glob("[!.]*") if self._directory is not None else ():
             try:
-                said = json.loads(path.read_text())
-                wishes = tuple(NeededPath(**wish) for wish in said.pop("wishes"))
-                entries[path.name] = HeldPaths(**said, wishes=wishes)
+                record = json.loads(path.read_text())
+                wishes = tuple(NeededPath(**wish) for wish in record.pop("wishes"))
+                entries[path.name] = HeldPaths(**record, wishes=wishes)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.warning("pin not read name=%s error=%r", path.name, error)
         return entries

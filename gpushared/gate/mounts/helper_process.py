@@ -60,6 +60,22 @@ async def run_helper(
     return answer
 
 
+class UserSlots:
+    """Bound the number of helpers that one user has at one time."""
+
+    def __init__(self, limit: int, patience_seconds: float) -> None:
+        self._limit = limit
+        self._patience_seconds = patience_seconds
+        self._slots: dict[int, asyncio.Semaphore] = {}
+
+    async def take(self, uid: int) -> Callable[[], None]:
+        """Wait for a slot, and return the function that gives it back. Raises ``TimeoutError``."""
+        slots = self._slots.setdefault(uid, asyncio.Semaphore(self._limit))
+        async with asyncio.timeout(self._patience_seconds):
+            await slots.acquire()
+        return slots.release
+
+
 def life(gone: Callable[[], None]) -> int:
     """Return a descriptor for a process and its children; the end of the last of them calls ``gone``."""
     try:

@@ -246,8 +246,8 @@ def user_of(mount: Mount) -> int | None:
     """Return the user whose program answers for a FUSE file system; None for root's and other kinds."""
     if not mount.kind.startswith("fuse") or "user_id=0" in mount.options:
         return None
-    said = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
-    return int(said[0]) if said and said[0].isdecimal() else NOBODY
+    users = [option.removeprefix("user_id=") for option in mount.options if option.startswith("user_id=")]
+    return int(users[0]) if users and users[0].isdecimal() else NOBODY
 
 
 def location(path: str, mount: Mount) -> Location:

@@ -208,14 +208,14 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
     """Return the open files, and the finding for each wish."""
     opened, prefixes = open_as(order)
     judge = Judge(order, prefixes)
-    told = []
+    findings = []
     for (descriptor, refusal), wish in zip(opened, order["wishes"], strict=True):
         path = os.path.normpath(wish["path"])
         if descriptor < 0:
-            told.append(_found(path, refusal))
+            findings.append(_found(path, refusal))
         else:
-            told.append(judge.look(descriptor, refusal, again=wish["fixed"]))
-    return [descriptor for descriptor, _ in opened], told
+            findings.append(judge.look(descriptor, refusal, again=wish["fixed"]))
+    return [descriptor for descriptor, _ in opened], findings
 
 
 # --- held files ----------------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ def hold(order: Order, engine: int | None) -> dict[str, Any]:
     """Look, and if no wish is refused, hold all files under the order's name."""
     files, found = look_at(order)
     moved = any(
-        wish["fixed"] and one["path"] != wish["path"]
-        for wish, one in zip(order["wishes"], found, strict=True)
+        wish["fixed"] and finding["path"] != wish["path"]
+        for wish, finding in zip(order["wishes"], found, strict=True)
     )
-    if moved or any(one["trouble"] or one.get("outside") for one in found) or not order["name"]:
+    if moved or any(finding["trouble"] or finding.get("outside") for finding in found) or not order["name"]:
         return {"found": found}
     trees = [
         (os.fstat(each), kernel.clone(each, read_only=not wish["write"]))
@@ -272,8 +272,7 @@ def _leave_out_users_own(leaves: list[str]) -> None:
         if not any(points.values()):
             return
         for leaf in leaves:
-            # The path to a mount in another mount leads through the outer one, and both end with the outer
-            # one.
+            # A mount in another mount is reached through the outer mount, and ends with it.
             for point in kernel.outermost(points[leaf]):
                 _detach_users_own(leaf, point.removeprefix(f"{leaf}/"), mounts)
     raise HelperRefusedError("a file system of a user's own (FUSE) could not be left out")

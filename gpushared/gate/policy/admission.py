@@ -31,13 +31,10 @@ from gpushared.gate.policy.mount_rules import judge_mounts
 from gpushared.gate.policy.network_rules import check_gang_network
 
 HOST_PREFIX = "HostConfig."
-# --- tables --------------------------------------------------------------------------------------------
-
 WHOLES = frozenset(
     {"User", "HostConfig", "Binds", "Mounts", "GroupAdd", "CapDrop", "SecurityOpt", "PidsLimit"}
 )
 """These fields are noted where they are set as a whole."""
-
 
 __all__ = [
     "Context",
@@ -322,7 +319,7 @@ RULES: Mapping[str, Rule] = {
 
 def rules_of(fields: Table) -> dict[str, Rule]:
     """Return the rules of a table's fields; a field without a rule is left out."""
-    return {name: _rule_of(one) for name, one in fields.items() if one.rule}
+    return {name: _rule_of(field) for name, field in fields.items() if field.rule}
 
 
 def _rule_of(field: Field) -> Rule:

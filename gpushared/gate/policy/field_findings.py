@@ -33,10 +33,10 @@ WHY_SET: Mapping[str, str] = {
     "HostConfig.ContainerIDFile": "the gate's mark on what is root inside",
 }
 OPTIONS: Mapping[str, str] = {
-    f"{where}{name}": one.option
+    f"{where}{name}": field.option
     for where, fields in (("", CREATE_TABLE), ("HostConfig.", HOST_TABLE))
-    for name, one in fields.items()
-    if one.option
+    for name, field in fields.items()
+    if field.option
 }
 """``docker run`` has these options for the fields."""
 
@@ -114,12 +114,9 @@ class Notes:
 
     def _put(self, finding: FieldFinding) -> None:
         """Let the last verdict on a field stand, but keep a refusal."""
-        same = [one for one in self.findings if one.field == finding.field]
-        if any(
-            one.verdict is FieldDecision.REFUSED and finding.verdict is not FieldDecision.REFUSED
-            for one in same
-        ):
-            return
         if finding.verdict is not FieldDecision.REFUSED:
-            self.findings = [one for one in self.findings if one not in same]
+            same = [known for known in self.findings if known.field == finding.field]
+            if any(known.verdict is FieldDecision.REFUSED for known in same):
+                return
+            self.findings = [known for known in self.findings if known not in same]
         self.findings.append(finding)

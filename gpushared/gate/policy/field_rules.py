@@ -103,7 +103,7 @@ def at_most(most: int, hint: str) -> Rule:
     return rule
 
 
-# --- the container's user ------------------------------------------------------------------------------
+# --- devices, images, logs -----------------------------------------------------------------------------
 
 
 def devices(name: str, value: Json, context: Context) -> Json:
@@ -153,18 +153,19 @@ def env(_name: str, value: Json, context: Context) -> Json:
 
 
 def log(_name: str, value: Json, _context: Context) -> Json:
-    said = value or {}
-    if text(said, "Type") not in LOG_DRIVERS or set(section(said, "Config")) - LOG_OPTIONS:
+    driver = text(value or {}, "Type")
+    options = section(value or {}, "Config")
+    if driver not in LOG_DRIVERS or options.keys() - LOG_OPTIONS:
         raise PermissionRefused(
             "this log driver or option is not allowed for you", hint="json-file and local are"
         )
-    if not LOG_TAG.fullmatch(text(section(said, "Config"), "tag")):
+    if not LOG_TAG.fullmatch(text(options, "tag")):
         raise PermissionRefused(
             "this log tag is not allowed for you",
             hint="plain text, and names like {{.Name}} and {{.ID}}, are",
         )
-    if text(said, "Type") in JOURNALS:
-        _check_journal(section(said, "Config"))
+    if driver in JOURNALS:
+        _check_journal(options)
     return value
 
 
@@ -187,16 +188,16 @@ def _check_journal(options: Body) -> None:
 
 
 def restart(name: str, value: Json, context: Context) -> Json:
-    said = text(value or {}, "Name")
-    if said and said not in context.policy.restart_policies:
+    policy = text(value or {}, "Name")
+    if policy and policy not in context.policy.restart_policies:
         raise PermissionRefused(
-            f"{name} {shown(said)} is not allowed for you",
+            f"{name} {shown(policy)} is not allowed for you",
             hint="gpushare submit --retries 3 runs it again, and waits for its GPU",
         )
     return value
 
 
-# --- networks ------------------------------------------------------------------------------------------
+# --- memory, processes, CPUs ---------------------------------------------------------------------------
 
 
 def memory(name: str, value: Json, context: Context) -> Json:
@@ -254,6 +255,9 @@ def whole(body: Mapping[str, Json], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise RequestError(f"{name} is not a whole number")
     return value
+
+
+# --- names of images -----------------------------------------------------------------------------------
 
 
 def check_image(reference: str, policy: SitePolicy) -> None:

@@ -35,14 +35,15 @@ def unnamed_volumes(host: Body, paths: Iterable[str]) -> list[Body]:
 
     The engine makes the same volumes by itself, but without a label that names their owner.
     """
-    taken = {_clean(mount["Target"]) for mount in objects(host, "Mounts")}
-    taken |= {_clean(path) for path in section(host, "Tmpfs")} | {"/"}
-    wanted = {_clean(path) for path in paths if path.startswith("/")}
+    taken = {clean_path(mount["Target"]) for mount in objects(host, "Mounts")}
+    taken |= {clean_path(path) for path in section(host, "Tmpfs")} | {"/"}
+    wanted = {clean_path(path) for path in paths if path.startswith("/")}
     options: Body = {"Labels": {LABEL_UNNAMED: ""}}
     return [{"Type": "volume", "Target": path, "VolumeOptions": options} for path in sorted(wanted - taken)]
 
 
-def _clean(path: str) -> str:
+def clean_path(path: str) -> str:
+    """Return the path from the container's root, without dots and doubled slashes."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
@@ -93,7 +94,9 @@ def _of_mount(mount: Body) -> Body:
             _check_known(options, TMPFS_TABLE.keys() - {"Options"}, "TmpfsOptions")
             judged |= {"TmpfsOptions": options} if options else {}
         case kind:
-            raise PermissionRefused(f"mounts of type {kind!r} are not for you")
+            raise PermissionRefused(
+                f"mounts of type {kind!r} are not for you", hint="bind, volume and tmpfs are"
+            )
     return judged
 
 
@@ -101,7 +104,9 @@ def _check_bind(mount: Body) -> None:
     options = section(mount, "BindOptions")
     _check_known(options, BIND_TABLE.keys(), "BindOptions")
     if not isinstance(mount.get("Source"), str) or not mount["Source"].startswith("/"):
-        raise PermissionRefused("the source of a bind mount is no absolute path")
+        raise PermissionRefused(
+            "the source of a bind mount is no absolute path", hint="write the path from / on"
+        )
     _check_printable(mount["Source"])
     # Compose always sets CreateMountpoint; the source must exist anyway.
     if (options.get("Propagation") or "") not in PROPAGATIONS:
@@ -119,7 +124,7 @@ def _volume_options(mount: Body) -> Body:
     if any(section(options, "DriverConfig").values()) or options.get("Subpath"):
         raise PermissionRefused("volumes of yours have no driver options", hint="mount a directory of yours")
     if not isinstance(mount.get("Source") or "", str):
-        raise PermissionRefused("the source of a volume mount is no name")
+        raise PermissionRefused("the source of a volume mount is no name", hint="write a volume's name")
     return {"VolumeOptions": {key: options[key] for key in ("NoCopy", "Labels") if options.get(key)}}
 
 
@@ -127,4 +132,4 @@ def _check_known(body: Body, known: Collection[str], where: str) -> None:
     check_keys(body, known, f"{where}.")
     unknown = sorted(body.keys() - known)
     if unknown:
-        raise PermissionRefused(f"{where}.{unknown[0]} may not be set by you")
+        raise PermissionRefused(f"{where}.{unknown[0]} may not be set by you", hint="leave it out")

@@ -103,8 +103,8 @@ def _binding(binding: Body, context: Context) -> Body:
 
 
 def ipam(_name: str, value: Json, _context: Context) -> Json:
-    said = value or {}
-    if text(said, "Driver") not in {"", "default"} or said.get("Config") or said.get("Options"):
+    asked = value or {}
+    if text(asked, "Driver") not in {"", "default"} or asked.get("Config") or asked.get("Options"):
         raise PermissionRefused(
             "the addresses of a network are not yours to choose", hint="leave them out: the engine finds some"
         )
@@ -114,6 +114,3 @@ def config_from(_name: str, value: Json, _context: Context) -> None:
     """Refuse a configuration's source, except for the object with an empty name that clients send."""
     if isinstance(value, dict) and any(value.values()):
         raise PermissionRefused("ConfigFrom may not be set by you", hint="create a plain network")
-
-
-# --- shares of the machine -----------------------------------------------------------------------------

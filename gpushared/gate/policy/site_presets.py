@@ -78,22 +78,22 @@ def policy_of(
 
     ``presets`` names the presets of requests.
     """
-    ours = {field.name for field in fields(SitePolicy)}
-    said = {
+    policy_fields = {field.name for field in fields(SitePolicy)} - {"preset", "everybody_confined"}
+    configured = {
         name: value
         for field in fields(gate)
         if (value := getattr(gate, field.name)) is not None
-        and (name := _OTHER_NAMES.get(field.name, field.name)) in ours - {"preset", "everybody_confined"}
+        and (name := _OTHER_NAMES.get(field.name, field.name)) in policy_fields
     }
     preset = PRESETS[gate.preset]
     if preset.dev_containers == DEV_PRESET and DEV_PRESET not in presets:
         preset = replace(preset, dev_containers=DEV_SHARE)
     return replace(
         preset,
-        **said,
+        **configured,
         gangs_on_host_network=gate.host_network is HostNetwork.GANGS,
         everybody_confined=gate.everybody_confined,
-        own_words=frozenset(said),
+        configured_fields=frozenset(configured),
         machine=machine,
     )
 
@@ -110,7 +110,7 @@ class RuleInForce:
 
 def rules_in_force(policy: SitePolicy) -> Iterator[RuleInForce]:
     """Return all rules, in the order of the configuration's reference."""
-    ours = {field.name for field in fields(SitePolicy)}
+    policy_fields = {field.name for field in fields(SitePolicy)}
     for key in keys_of(GateConfig).values():
         match key.attribute:
             case "host_network":
@@ -119,8 +119,8 @@ def rules_in_force(policy: SitePolicy) -> Iterator[RuleInForce]:
             case "preset" | "everybody_confined" as attribute:
                 value = getattr(policy, attribute)
                 own = value != key.default
-            case attribute if (name := _OTHER_NAMES.get(attribute, attribute)) in ours:
-                value, own = getattr(policy, name), name in policy.own_words
+            case attribute if (name := _OTHER_NAMES.get(attribute, attribute)) in policy_fields:
+                value, own = getattr(policy, name), name in policy.configured_fields
             case _:
                 continue  # the key is no part of the policy, such as the list of trusted users
         # A limit of 0 sets no limit; sizes cannot express that.

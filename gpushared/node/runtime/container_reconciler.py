@@ -297,11 +297,11 @@ class UserLimitKeeper:
             await self.cgroups.hold(uid, self._bounds(), facts)
         except GpushareError:
             return []
-        return [str(file) for file in await self.cgroups.joining(uid, facts)]
+        return [str(file) for file in await self.cgroups.join_files(uid, facts)]
 
     async def run(self) -> None:
         while True:
             await self._due.wait()
             self._due.clear()
             if (facts := self._facts()) is not None:
-                await self.cgroups.reached(self._bounds(), facts)
+                await self.cgroups.on_engine_answer(self._bounds(), facts)

@@ -22,7 +22,7 @@ from gpushared.domain.leases.events import ContainerRefuted
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.lease import ContainerId, Lease
-from gpushared.gate.containers.verify import Deviation, Expected, findings, unchecked
+from gpushared.gate.containers.verify import Deviation, Expected, deviations, unchecked
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
     LABEL_DEVICE,
@@ -166,15 +166,15 @@ class Verifier:
         seen = await self._engine.reality(container, self._barred)
         if seen is None:
             return None
-        labels = seen.word.labels
+        labels = seen.described.labels
         lease = self._loop.state.of_container(container)
         expected = self._expected(seen, lease, is_start=is_start)
         self._note_unchecked(unchecked(seen, expected))
         strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
-        return _Comparison(seen, expected, (*strange, *findings(seen, expected)))
+        return _Comparison(seen, expected, (*strange, *deviations(seen, expected)))
 
     def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
-        labels = seen.word.labels
+        labels = seen.described.labels
         owner = labels.get(LABEL_OWNER, "")
         confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
         uid = int(owner) if owner.isdecimal() else 0
@@ -231,7 +231,9 @@ class Verifier:
     def _note_trouble(self, comparison: _Comparison, text: str) -> None:
         """Note the trouble. A trusted user may bypass leases: that is reported, but as no fault."""
         seen, expected = comparison.seen, comparison.expected
-        only_privileged = seen.word.privileged and len(comparison.deviations) == 1 and not expected.confined
+        only_privileged = (
+            seen.described.privileged and len(comparison.deviations) == 1 and not expected.confined
+        )
         self._trouble_texts[UNMANAGED if only_privileged else WRONG][seen.id] = text
         self._report_troubles()
 

@@ -91,7 +91,7 @@ class MpsDetach:
         try:
             async with asyncio.timeout(seconds):
                 if pids := await asyncio.to_thread(members, container):
-                    clients = await self._sharing.part_clients(lease, pids)
+                    clients = await self._sharing.detach_clients(lease, pids)
         except TimeoutError:
             trouble = f"MPS did not let go of its clients in {seconds:g} s"
         except GpushareError as error:

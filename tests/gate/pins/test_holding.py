@@ -478,7 +478,7 @@ async def test_where_nothing_can_be_noted_nothing_is_mounted(
     (tmp_path / "file").write_text("")
     policy = SitePolicy(bind_prefixes=(str(home),))
     pins = HeldMounts(EngineSocket(docker_engine), lambda: policy, ledger=tmp_path / "file")
-    with pytest.raises(Unavailable, match="cannot be noted"):
+    with pytest.raises(Unavailable, match="cannot be recorded"):
         async with pins.held(account(), [wish(home / "own" / "d")]):
             pass
     await pins.sweep()

@@ -24,7 +24,7 @@ _PROC = Path("/proc")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def line_holder(daemon: int) -> tuple[int, str] | None:
+def connection_holder(daemon: int) -> tuple[int, str] | None:
     """Return the PID and name of the one process connected to this daemon; None for no or several ones.
 
     This needs the right to trace the daemon, so root; without it the answer is None.
@@ -53,10 +53,14 @@ def _peer(pidfd: int, number: int) -> list[int]:
     descriptor = _LIBC.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if descriptor < 0:
         return []
-    with socket.socket(fileno=descriptor) as line:
-        if line.type != socket.SOCK_SEQPACKET or line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    with socket.socket(fileno=descriptor) as connection:
+        if connection.type != socket.SOCK_SEQPACKET or connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        ):
             return []
-        pid, _uid, _gid = _UCRED.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, _uid, _gid = _UCRED.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        )
     return [int(pid)]
 
 
