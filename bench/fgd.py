@@ -44,15 +44,17 @@ class Fgd:
         if best is None:
             return NoPlace({})
         (_, _, gpu), at = best
-        rooms = fleet.free(self._names[at]).rooms
-        fitting = [room for room in rooms if need.fits(room)][: need.count]
-        chosen = [rooms[gpu]] if gpu >= 0 else fitting
-        return Placement(self._names[at], tuple(Grant(room.gpu.id, *need.on(room.gpu)) for room in chosen))
+        capacities = fleet.free(self._names[at]).capacities
+        fitting = [capacity for capacity in capacities if need.fits(capacity)][: need.count]
+        chosen = [capacities[gpu]] if gpu >= 0 else fitting
+        return Placement(
+            self._names[at], tuple(Grant(capacity.gpu.id, *need.on(capacity.gpu)) for capacity in chosen)
+        )
 
     def _cost(self, need: Need, free: Free, model: str) -> Best | None:
         if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:
             return None
-        places = [at for at, room in enumerate(free.rooms) if need.fits(room)]
+        places = [at for at, capacity in enumerate(free.capacities) if need.fits(capacity)]
         if len(places) < need.count:
             return None
         share = need.request.compute_permille or 0

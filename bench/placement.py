@@ -63,9 +63,9 @@ class Random:
         host = next((host.name for host in order if fits(need, fleet.free(host.name))), None)
         if host is None:
             return NoPlace({})
-        rooms = [room for room in fleet.free(host).rooms if need.fits(room)]
-        chosen = self._random.sample(rooms, need.count)
-        return Placement(host, tuple(Grant(room.gpu.id, *need.on(room.gpu)) for room in chosen))
+        capacities = [capacity for capacity in fleet.free(host).capacities if need.fits(capacity)]
+        chosen = self._random.sample(capacities, need.count)
+        return Placement(host, tuple(Grant(capacity.gpu.id, *need.on(capacity.gpu)) for capacity in chosen))
 
 
 Placer = Callable[[Fleet, Request], Placement | NoPlace]
@@ -90,11 +90,13 @@ class Run:
 
 def fits(need: Need, free: Free) -> bool:
     """Return True if the host can take the request, without any of the fleet's short cuts."""
-    if max((room.free_permille for room in free.rooms), default=0) < (need.request.compute_permille or 0):
+    if max((capacity.free_permille for capacity in free.capacities), default=0) < (
+        need.request.compute_permille or 0
+    ):
         return False
     if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:
         return False
-    return sum(need.fits(room) for room in free.rooms) >= need.count
+    return sum(need.fits(capacity) for capacity in free.capacities) >= need.count
 
 
 def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int, together: Together) -> Run:

@@ -206,8 +206,11 @@ def _drawn(snapshot: ClusterSnapshot, pool: Pool) -> tuple[Any, ...]:
     books = [
         snapshot.holder_index.running.books(now) for now in (pool.now, pool.now - HOUR, pool.now + 3 * HOUR)
     ]
-    troubles = {host: [room.gpu.trouble for room in rooms] for host, rooms in places.rooms().items()}
-    return places.rooms(), troubles, told(snapshot.holder_index, pool.now), books
+    troubles = {
+        host: [capacity.gpu.trouble for capacity in capacities]
+        for host, capacities in places.capacities().items()
+    }
+    return places.capacities(), troubles, told(snapshot.holder_index, pool.now), books
 
 
 def _something(pool: Pool, number: int, chance: random.Random) -> None:

@@ -27,7 +27,7 @@ from gpushared.domain.scheduling.capacity_port import NOTHING
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import PendingRequest
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.projects import Policy
 
@@ -195,7 +195,7 @@ class ClusterSnapshot:
             self._let_go(name, those, everybody=name in snapshot)
         for name in snapshot:
             host = _host(name, facts[name], state, self._by_node[name])
-            self._fleet.renew(host, rooms_of(host.gpus, (), dict(facts[name].free.stray_bytes)))
+            self._fleet.renew(host, free_capacities(host.gpus, (), dict(facts[name].free.stray_bytes)))
         for name, those in wanted.items():
             self._take_in(name, those)
         self._fleet.commit()
@@ -332,11 +332,11 @@ class ClusterCapacity:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return self._snapshot.gpus_of(host)
 
-    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
-        return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
+    def capacities(self) -> Mapping[str, Sequence[FreeCapacity]]:
+        return {host.name: self._fleet.free(host.name).capacities for host in self._fleet.hosts}
 
-    def rooms_on(self, host: str) -> Sequence[FreeCapacity]:
-        return self._fleet.free(host).rooms
+    def capacities_on(self, host: str) -> Sequence[FreeCapacity]:
+        return self._fleet.free(host).capacities
 
     def models(self) -> Mapping[str, Gpu]:
         return self._snapshot.models()

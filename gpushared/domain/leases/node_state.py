@@ -37,7 +37,7 @@ from gpushared.domain.model.span import Span, milliseconds
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
-from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.project_accounts import AccountsChange, changed_rows
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -151,9 +151,9 @@ class NodeState:
         """Return the leases that hold a part of a GPU."""
         return [lease for lease in self.leases.values() if lease.grants]
 
-    def rooms(self) -> dict[GpuId, FreeCapacity]:
+    def capacities(self) -> dict[GpuId, FreeCapacity]:
         """Return the free capacity of each GPU."""
-        return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
+        return free_capacities(self.judged_gpus(), self.leases.values(), self.stray_bytes)
 
     def judged_gpus(self) -> list[Gpu]:
         """Return all GPUs; a drained GPU's trouble is its drain, that of a GPU in a fault its MPS server."""

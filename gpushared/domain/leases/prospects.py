@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.queue_pass import HOST, holder
 from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of, wanted_request
-from gpushared.domain.leases.surroundings import rooms_for
+from gpushared.domain.leases.surroundings import capacities_for
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.lease import (
     Lease,
@@ -16,7 +16,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.units import format_duration
 from gpushared.domain.scheduling.holder_index import HolderIndex
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.outcome import waits_for_leases
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
@@ -89,7 +89,7 @@ def _who_would_lose(lease: Lease, state: NodeState) -> str:
 def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
     """Return True if the lease would start if all others had ended."""
     request = wanted_request(lease, state)
-    return waits_for_leases(request, rooms_for(request, state.rooms(), state))
+    return waits_for_leases(request, capacities_for(request, state.capacities(), state))
 
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
@@ -136,10 +136,10 @@ def _when(one: RunningLease, state: NodeState, now: float) -> str:
 
 def _is_over_quota(one: RunningLease, state: NodeState, now: float) -> bool:
     holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
-    ledger = QuotaUsage(
-        HolderIndex(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now
+    quota_usage = QuotaUsage(
+        HolderIndex(state.policy, HostCapacity({HOST: state.capacities()}), holders), state.usage, now
     )
-    return ledger.over_quota(one)
+    return quota_usage.over_quota(one)
 
 
 def _protected(one: RunningLease, policy: Policy, now: float) -> str:

@@ -60,7 +60,7 @@ def plan(
     scheduling_pass.keep_fixed()
     ready = _pass_gate(queue, scheduling_pass)
     queues = backlogs(ready, policy, scheduling_pass.turns, now)
-    scheduling_pass.ledger.waiting = queues.keys()
+    scheduling_pass.quota_usage.waiting = queues.keys()
     _drain_a_host(ready, scheduling_pass)
     _reserve_turns(queues, scheduling_pass)
     _serve_claims(queues, scheduling_pass)
@@ -140,7 +140,7 @@ def _rests_until(scheduling_pass: SchedulingPass) -> float:
     drain_seconds = scheduling_pass.policy.drain_seconds
     ends = (
         holder.started_at + DRAIN_REST * drain_seconds
-        for holder in scheduling_pass.ledger.holder_index.holders()
+        for holder in scheduling_pass.quota_usage.holder_index.holders()
         if holder.started_at - holder.lease.created_at >= drain_seconds
     )
     return max(ends, default=-NEVER)
@@ -148,7 +148,7 @@ def _rests_until(scheduling_pass: SchedulingPass) -> float:
 
 def _reserve_turns(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Keep GPUs for the projects' next turns, those of the least use first."""
-    for project in sorted(queues, key=lambda name: (scheduling_pass.ledger.fair(name), name)):
+    for project in sorted(queues, key=lambda name: (scheduling_pass.quota_usage.fair(name), name)):
         turn = queues[project].turn
         if turn is not None:
             scheduling_pass.reserve_turn(turn)
@@ -158,24 +158,24 @@ def _reserve_turns(queues: Mapping[str, ProjectQueue], scheduling_pass: Scheduli
 def _serve_claims(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve requests within their project's guarantee, the emptiest guarantee first."""
     promised = [name for name in queues if scheduling_pass.policy.project(name).is_guaranteed_something]
-    heap = [(scheduling_pass.ledger.filled(name), name) for name in promised]
+    heap = [(scheduling_pass.quota_usage.filled(name), name) for name in promised]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
         if _serve_a_claim(queues[name], scheduling_pass):
-            heappush(heap, (scheduling_pass.ledger.filled(name), name))
+            heappush(heap, (scheduling_pass.quota_usage.filled(name), name))
 
 
 def _serve_a_claim(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> bool:
     """Serve one request that is within its project's guarantee and has room; return False without one."""
     while (kind := backlog.first()) is not None:
         one = kind.candidates[0]
-        models = scheduling_pass.ledger.claims(one, scheduling_pass.places)
-        room = scheduling_pass.claim(one, models) if models else None
-        if room is None:
+        models = scheduling_pass.quota_usage.claims(one, scheduling_pass.places)
+        placement = scheduling_pass.claim(one, models) if models else None
+        if placement is None:
             scheduling_pass.note_unmet(backlog.drop(), guaranteed=bool(models))
             continue
-        scheduling_pass.settle(one, room, turn=one is backlog.turn)
+        scheduling_pass.settle(one, placement, turn=one is backlog.turn)
         backlog.advance()
         return True
     return False
@@ -187,8 +187,8 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: Sched
     A host is seldom empty, so a request that fits only there must not lose the host to requests that fit
     elsewhere too. Projects that used more than the average do without. Of each kind one request is looked at.
     """
-    names = {*queues, *scheduling_pass.ledger.holder_index.projects()}
-    average = fmean(map(scheduling_pass.ledger.fair, names)) if names else 0.0
+    names = {*queues, *scheduling_pass.quota_usage.holder_index.projects()}
+    average = fmean(map(scheduling_pass.quota_usage.fair, names)) if names else 0.0
     oldest = [
         min(kind.candidates, key=attrgetter("since"))
         for backlog in queues.values()
@@ -198,9 +198,11 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: Sched
     for one in sorted(oldest, key=lambda one: (one.since, one.lease.sequence)):
         if one.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
             break
-        room = scheduling_pass.at_once(one) if scheduling_pass.ledger.fair(one.project) <= average else None
-        if room is not None:
-            scheduling_pass.settle(one, room, turn=one is queues[one.project].turn)
+        placement = (
+            scheduling_pass.at_once(one) if scheduling_pass.quota_usage.fair(one.project) <= average else None
+        )
+        if placement is not None:
+            scheduling_pass.settle(one, placement, turn=one is queues[one.project].turn)
 
 
 def _left_over(
@@ -218,14 +220,14 @@ def _left_over(
 
 def _serve_the_rest(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve all other requests, by fair share."""
-    heap = [(scheduling_pass.ledger.fair(name), name) for name in queues]
+    heap = [(scheduling_pass.quota_usage.fair(name), name) for name in queues]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
         backlog = queues[name]
         _serve_one(backlog, scheduling_pass)
         if backlog.heap:
-            heappush(heap, (scheduling_pass.ledger.fair(name), name))
+            heappush(heap, (scheduling_pass.quota_usage.fair(name), name))
 
 
 def _serve_one(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> None:

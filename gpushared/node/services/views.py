@@ -211,22 +211,22 @@ class Views:
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
         """Show all GPUs, by index."""
-        rooms = self._loop.state.rooms()
-        return [self._gpu(gpu, rooms[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
+        capacities = self._loop.state.capacities()
+        return [self._gpu(gpu, capacities[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
-    def _gpu(self, gpu: Gpu, room: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:
+    def _gpu(self, gpu: Gpu, capacity: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:
         drained = self._loop.state.drain_of(gpu.id)
         view = gpus_pb2.Gpu(
             uuid=gpu.id,
             index=gpu.index,
             name=gpu.name,
-            mode=mode_of(room, drained),
+            mode=mode_of(capacity, drained),
             memory_total_bytes=gpu.memory_total_bytes,
             memory_leasable_bytes=gpu.leasable_bytes,
-            memory_free_bytes=max(0, room.free_bytes),
-            compute_free_permille=0 if gpu.split else max(0, room.free_permille),
-            leases=room.leases,
-            memory_unmanaged_bytes=room.stray_bytes,
+            memory_free_bytes=max(0, capacity.free_bytes),
+            compute_free_permille=0 if gpu.split else max(0, capacity.free_permille),
+            leases=capacity.leases,
+            memory_unmanaged_bytes=capacity.stray_bytes,
             trouble=gpu.trouble or "",
             drained=self._drained(drained),
             sampled_at=self.day(sample.at),
@@ -318,14 +318,14 @@ def _token(view: leases_pb2.Lease) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def mode_of(room: FreeCapacity, drained: Drained | None) -> str:
+def mode_of(capacity: FreeCapacity, drained: Drained | None) -> str:
     if drained is not None:
         return "unhealthy" if drained.sick else "drained"
-    if room.gpu.split:
+    if capacity.gpu.split:
         return "mig"
-    if room.exclusive:
+    if capacity.exclusive:
         return "exclusive"
-    return "shared" if room.leases or room.free_permille < WHOLE_PERMILLE else "free"
+    return "shared" if capacity.leases or capacity.free_permille < WHOLE_PERMILLE else "free"
 
 
 def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:

@@ -198,7 +198,7 @@ def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) ->
         now = pool.now
         mine = kept.drawn(pool.state, pool.state.policy, now)
         anew = ClusterSnapshot().drawn(pool.state, pool.state.policy, now)
-        assert mine.rooms() == anew.rooms()
+        assert mine.capacities() == anew.capacities()
         assert {one.lease.id for one in kept.holder_index.holders()} == _ids(pool)
 
 

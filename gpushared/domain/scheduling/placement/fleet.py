@@ -16,12 +16,12 @@ from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacities,
     FreeCapacity,
     Reason,
-    Rooms,
+    free_capacities,
     grant_on,
     refuse,
-    rooms_of,
 )
 from gpushared.domain.scheduling.placement.gpu_choice import (
     HostReason,
@@ -100,13 +100,13 @@ class Fleet:
         hosts: Iterable[Host],
         policy: PolicyName | PlacementPolicy = PolicyName.FRAGMENTATION,
         *,
-        rooms: Rooms | None = None,
+        capacities: FreeCapacities | None = None,
         demand_profile: DemandProfile | None = None,
         together: Together = Together.OFF,
     ) -> None:
         """Make a fleet of these hosts.
 
-        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere.
+        ``capacities``: the free capacity of GPUs that something uses already; all other GPUs are untouched.
         ``demand_profile``: the demand that was learned elsewhere, which the fleet goes on learning. ``together``:
         a request goes where leases with the same ``project`` are, if that costs little.
         """
@@ -118,7 +118,7 @@ class Fleet:
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
         }
         makes: dict[tuple[object, ...], int] = {}
-        self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
+        self._free = [_as_found(host, capacities or {}, makes) for host in self.hosts]
         self._leases: dict[LeaseId, _Taken] = {}
         self._affinity = ProjectAffinity() if together is Together.PROJECT else None
         self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
@@ -182,17 +182,17 @@ class Fleet:
 
     def refusals(self, request: Request) -> Counter[Reason]:
         """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
-        found = (refuse(request, room) for free in self._free for room in free.rooms)
+        found = (refuse(request, capacity) for free in self._free for capacity in free.capacities)
         return Counter(refusal.reason for refusal in found if refusal is not None)
 
     def free(self, host: str) -> Free:
         """Return the free capacity of a host."""
         return self._free[self._at[host]]
 
-    def room(self, gpu: GpuId) -> FreeCapacity:
+    def capacity(self, gpu: GpuId) -> FreeCapacity:
         """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
         at, place = self._home[gpu]
-        return self._free[at].rooms[place]
+        return self._free[at].capacities[place]
 
     def host_of(self, gpu: GpuId) -> str:
         """Return the host of a GPU; KeyError if the fleet does not have the GPU."""
@@ -240,14 +240,14 @@ class Fleet:
                 self._undo.append((at, before, lease, taken))
                 self._set(at, after, lease, None)
 
-    def renew(self, host: Host, rooms: Rooms) -> None:
+    def renew(self, host: Host, capacities: FreeCapacities) -> None:
         """Replace a host on which nobody holds anything, with the same GPUs; this cannot be undone.
 
-        ``rooms`` has an entry for each of the host's GPUs.
+        ``capacities`` has an entry for each of the host's GPUs.
         """
         at = self._at[host.name]
         self.hosts = (*self.hosts[:at], host, *self.hosts[at + 1 :])
-        self._free[at] = free_of(host, [rooms[gpu.id] for gpu in host.gpus])
+        self._free[at] = free_of(host, [capacities[gpu.id] for gpu in host.gpus])
         self._log.hosts.append(at)
 
     def mark(self) -> int:
@@ -353,7 +353,7 @@ class Fleet:
     ) -> Placement:
         free = self._free[at]
         chosen = choose(need, free, policy, closed, project_affinity)
-        grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
+        grants = tuple(grant_on(need.request, free.capacities[place]) for place in chosen)
         return Placement(self.hosts[at].name, grants)
 
     def _policy(self) -> PlacementPolicy:
@@ -389,7 +389,7 @@ def _supply(hosts: Iterable[Host]) -> Mapping[str, float]:
     return {model: count / counts.total() for model, count in counts.items()}
 
 
-def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:
-    empty = rooms_of(host.gpus, (), {})
-    found: Sequence[FreeCapacity] = [rooms.get(gpu, room) for gpu, room in empty.items()]
+def _as_found(host: Host, capacities: FreeCapacities, makes: dict[tuple[object, ...], int]) -> Free:
+    empty = free_capacities(host.gpus, (), {})
+    found: Sequence[FreeCapacity] = [capacities.get(gpu, capacity) for gpu, capacity in empty.items()]
     return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))
