@@ -11,7 +11,7 @@ from gpushared.domain.model.lease import Ended, Lease
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.node.runtime.loop import Loop
 from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
-from gpushared.storage.notification_file import Remembered
+from gpushared.storage.notification_file import OutboxContents
 
 LOOK_SECONDS = 1.0
 _Told = frozenset[tuple[NotificationKind, str]]
@@ -39,12 +39,12 @@ class LeaseNotifier:
                 if lease.expires_at is not None and lease.expires_at - now <= soon:
                     self._look(lease, self._loop.state)
 
-    def begin(self, remembered: Remembered) -> None:
+    def begin(self, contents: OutboxContents) -> None:
         """Take over from the file: events since its beginning that it does not know are told now."""
-        for subject, kind, occasion in remembered.told:
+        for subject, kind, occasion in contents.known_events:
             known = self._told.get(subject, frozenset())
             self._told[subject] = known | {(NotificationKind(kind), occasion)}
-        oldest = max(remembered.since, self._loop.now() - RECENT_SECONDS)
+        oldest = max(contents.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         for lease in (*state.ended.values(), *state.leases.values()):
             self._look(lease, state, oldest)
