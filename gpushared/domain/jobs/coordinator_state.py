@@ -62,7 +62,7 @@ class Wake(StrEnum):
 
 Alarm = tuple[float, str, str]
 """The time of the alarm, its ``Wake``, and the name of the job or node."""
-Booked = Mapping[NodeName, tuple[Grant, ...]]
+GrantsByNode = Mapping[NodeName, tuple[Grant, ...]]
 IdKey = tuple[str, bool, JobId]
 """The job's person, whether the job is over, and its id."""
 NameKey = tuple[str, str, bool, int, JobId]
@@ -151,7 +151,7 @@ class PoolState:
     """The unfinished jobs of each realm's users."""
     spec_bytes: int = 0
     """The size of the descriptions of all unfinished jobs."""
-    booked: PersistentMap[JobId, Booked] = field(default_factory=PersistentMap)
+    booked: PersistentMap[JobId, GrantsByNode] = field(default_factory=PersistentMap)
     """The plan for an attempt; the plan counts until the attempt's node reports its holdings."""
     alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
     verdicts: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)

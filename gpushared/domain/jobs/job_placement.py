@@ -88,7 +88,7 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    places, holder_index = snapshot.drawn(state, policy, draft.now), snapshot.holder_index
+    places, holder_index = snapshot.refresh(state, policy, draft.now), snapshot.holder_index
     holder_index.unreported = unreported_permille(holder_index, state)
     state.verdicts = {}
     more = place_gangs(places, holder_index, draft)

@@ -98,7 +98,7 @@ Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 def _rooms(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
     """Return the request for one node of the job, and the free capacity of the nodes that the job may go to."""
-    places = snapshot.drawn(state, state.policy, now)
+    places = snapshot.refresh(state, state.policy, now)
     request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
@@ -128,10 +128,10 @@ def _by_id(capacities: Iterable[FreeCapacity]) -> dict[GpuId, FreeCapacity]:
 
 
 def _refused(job: Job, request: Request) -> Lack:
-    text = f"no other node of the pool could take {_words(request)}: {job_progress.told(job)}"
+    text = f"no other node of the pool could take {_words(request)}: {job_progress.refusal_reasons(job)}"
     if job.spec.target != HERE:
-        text = f"only node {job.spec.target} will do, and {job_progress.told(job)}"
-    return Lack(Reason.NEVER_FITS, text, job_progress.hint(job), refused=True)
+        text = f"only node {job.spec.target} will do, and {job_progress.refusal_reasons(job)}"
+    return Lack(Reason.NEVER_FITS, text, job_progress.refusal_hint(job), refused=True)
 
 
 def _never(job: Job, request: Request, capacities: Sequence[FreeCapacity]) -> Lack:
@@ -167,7 +167,7 @@ def _sentence(
     of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
     text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
     if job.refused_by:
-        text = f"{text}; {job_progress.told(job)}"
+        text = f"{text}; {job_progress.refusal_reasons(job)}"
     if not silent:
         return text
     return f"{text} ({_said_of(silent, state, now)})"

@@ -107,7 +107,7 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     _note_epoch(taken.attempt_log, draft)
     if taken.attempt is None:
         return
-    match taken.todo:
+    match taken.work:
         case OrderWork.PREPARE:
             # Without a contact on disk the first look after a crash would end the attempt.
             draft.write_contact(coordinator)
