@@ -65,7 +65,7 @@ def handle(
     draft = PoolDraft(state, now)
     _apply(event, draft)
     _look_at_alarms(draft)
-    job_placement.place_who_can(draft, snapshot or ClusterSnapshot())
+    job_placement.run_pass_if_due(draft, snapshot or ClusterSnapshot())
     return draft.finish()
 
 

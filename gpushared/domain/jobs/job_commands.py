@@ -167,15 +167,15 @@ def is_same_request(one: JobSpec, other: JobSpec) -> bool:
     return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
 
 
-def _displace(told: Job, draft: PoolDraft) -> None:
+def _displace(job: Job, draft: PoolDraft) -> None:
     """End a job that only a node reported: its owner submits another job with the same id."""
-    draft.state.old = draft.state.old.drop(told.id)
-    if isinstance(told.state, Ended):
-        draft.forget(told)
-    elif not isinstance(told.state, Queued):
-        key = AttemptKey(told.id, told.state.attempt)
+    draft.state.old = draft.state.old.drop(job.id)
+    if isinstance(job.state, Ended):
+        draft.forget(job)
+    elif not isinstance(job.state, Queued):
+        key = AttemptKey(job.id, job.state.attempt)
         order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
-        for part in told.parts:
+        for part in job.parts:
             if not is_over(part):
                 draft.do(Send(part.node, order))
 

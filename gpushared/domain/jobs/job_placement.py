@@ -52,7 +52,7 @@ from gpushared.domain.scheduling.queue_order import shared
 Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
-def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
+def run_pass_if_due(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     """Run a pass over the queue if one is due: something changed, or time alone may let a job start."""
     state = draft.state
     due = state.stale or state.plan_again_at <= draft.now

@@ -168,7 +168,7 @@ def reported(event: AttemptReported, draft: PoolDraft) -> None:
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(_as_it_was(job, node, report, draft), node, report, draft)
     elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
-        _told_of_presumed(job, job.presumed, report, draft)
+        _apply_to_presumed(job, job.presumed, report, draft)
     else:
         _keep_clear(job, node, report, draft)
         if not report.state.is_final:
@@ -197,7 +197,7 @@ def _is_its_own_end(part: Part, report: Report) -> bool:
     return newer and ending is not None and ending.kind is EndKind.EXITED
 
 
-def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
+def _apply_to_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
     if not report.state.is_final:
         _end_stray(part.node, report, draft)
     elif _is_its_own_end(part, report):
@@ -305,8 +305,8 @@ def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> N
     """Make a job our own again, unless the node reports more jobs than it can have."""
     state, rules = draft.state, draft.rules
     total = state.reported_jobs.get(node, NOTHING).changed(spec, 1)
-    most = rules.max_queued if rules.here else min(rules.max_told_per_node, rules.max_queued)
-    if total.jobs > most or (total.spec_bytes > rules.max_told_bytes_per_node and not rules.here):
+    most = rules.max_queued if rules.here else min(rules.max_reported_jobs_per_node, rules.max_queued)
+    if total.jobs > most or (total.spec_bytes > rules.max_reported_bytes_per_node and not rules.here):
         return
     state.reported_jobs = state.reported_jobs.put(node, total)
     try:

@@ -81,9 +81,9 @@ def waiting(
     text = refusal_sentence(request, decision, state, now=now)
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
-    foretold = starts.get(decision.lease) if starts is not None else None
-    if start is not None and foretold is not None and foretold.given_way:
-        text += f"; {foretold.given_way}"
+    expected = starts.get(decision.lease) if starts is not None else None
+    if start is not None and expected is not None and expected.given_way:
+        text += f"; {expected.given_way}"
     begin_at = state.begins_at(request)
     return Waiting(
         decision.position,

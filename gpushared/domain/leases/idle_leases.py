@@ -68,8 +68,8 @@ def _rests(lease: Lease, draft: Draft) -> None:
     since = draft.resting.get(lease.id, draft.now if lease.idleness.since is None else lease.idleness.since)
     since = draft.resting[lease.id] = min(since, draft.now)
     policy, lasted = _policy(lease, draft), draft.now - since
-    if lasted >= _told_after(policy):
-        lease = _tell(lease, since, policy, draft, first_look=first_look)
+    if lasted >= _notice_seconds(policy):
+        lease = _notify(lease, since, policy, draft, first_look=first_look)
     elif lease.notice is not None and lease.notice.kind is NoticeKind.IDLE:
         lease = withdraw(lease, draft, NoticeKind.IDLE)
         lease = draft.put(lease.note(draft.now, "may be idle for longer now"))
@@ -87,7 +87,7 @@ def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
     return rules.usual.get(lease_class, OFF)
 
 
-def _told_after(policy: IdlePolicy) -> float:
+def _notice_seconds(policy: IdlePolicy) -> float:
     """Return after how many idle seconds a lease gets a notice; nothing happens to a lease before that."""
     after = [policy.warn_seconds] if policy.warn_seconds else []
     after += [policy.action_seconds] if policy.action is not IdleAction.NONE else []
@@ -97,7 +97,7 @@ def _told_after(policy: IdlePolicy) -> float:
 # --- notices -------------------------------------------------------------------------------------------
 
 
-def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
+def _notify(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
     """Notify the lease once, and again when the consequence or its time changes."""
     held = lease.notice
     if held is not None and held.kind is not NoticeKind.IDLE:

@@ -512,7 +512,7 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
     }
 
 
-def end_those_of_earlier_boots(draft: Draft) -> None:
+def end_attempts_of_earlier_boots(draft: Draft) -> None:
     """End the attempts of earlier boots; their coordinator may run them elsewhere by now.
 
     This comes first of all after a restart of the daemon.

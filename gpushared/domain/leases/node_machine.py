@@ -98,7 +98,7 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
 def _handle(event: m.Event, draft: Draft) -> None:
     if not draft.earlier_boots_over:
         # The first step that is written ends these, so that they can begin at no moment.
-        job_attempts.end_those_of_earlier_boots(draft)
+        job_attempts.end_attempts_of_earlier_boots(draft)
     if isinstance(event, AttemptPrepared):
         immediate = job_attempts.prepared(event, draft)
     else:
@@ -488,7 +488,7 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
     job_attempts.prune(draft)
     notify_of_expiry(draft)
-    requeue.stop_those_told(draft)
+    requeue.stop_notified(draft)
     suspension.watch_suspensions(draft)
     _look_after(draft, None)
 

@@ -439,8 +439,8 @@ class Draft:
 
     def _to_tell(self, attempts: tuple[Attempt, ...]) -> list[TellCoordinator]:
         """Return the reports on the changed attempts, except the report that answers the event itself."""
-        told = self.report
-        answered = (told.key, told.revision) if isinstance(told, Report) else None
+        answer = self.report
+        answered = (answer.key, answer.revision) if isinstance(answer, Report) else None
         return [
             TellCoordinator(attempt.key, attempt.coordinator)
             for attempt in attempts

@@ -103,8 +103,8 @@ def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
 
 def _why_it_left(lease: Lease) -> str:
     """Return the reason that the lease's story gives."""
-    told = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
-    return next((found + to_whom for _, found, to_whom in told if found), "")
+    texts = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
+    return next((found + to_whom for _, found, to_whom in texts if found), "")
 
 
 def _when(one: RunningLease, state: NodeState, now: float) -> str:

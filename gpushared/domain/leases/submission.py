@@ -39,7 +39,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
         check_allowed(event.request.notify, draft.rules.notify_allowed)
     policy = draft.view().policy
     project = project_of(event.caller.name, event.request.project, policy)
-    request, told = _with_time_limit(event.request, policy)
+    request, limit_text = _with_time_limit(event.request, policy)
     request = with_models(request, draft.gpus.values())
     check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
@@ -70,7 +70,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     draft.demand_profile = learned(draft.demand_profile, request, draft.gpus.values())
     of_job = "" if event.attempt is None else f" for job {event.attempt.job}"
     return draft.put(
-        lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{told}")
+        lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{limit_text}")
     )
 
 
@@ -79,8 +79,8 @@ def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
     limit = policy.classes[request.lease_class].time_limit_seconds
     if request.time_limit_seconds is not None or limit is None:
         return request, ""
-    told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
-    return replace(request, time_limit_seconds=limit), told
+    limit_text = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
+    return replace(request, time_limit_seconds=limit), limit_text
 
 
 def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:

@@ -92,7 +92,11 @@ def capacities_for(request: Request, capacities: FreeCapacities, state: NodeStat
 def note_memory(lease: LeaseId, memory: ContainerMemory | None, draft: Draft) -> None:
     """Note the engine's figures for a lease's container, and drop the figures of leases that are over."""
     if memory is not None and memory != draft.container_memory.get(lease):
-        known = {one: told for one, told in draft.container_memory.items() if one in draft.leases}
+        known = {
+            lease_id: figures
+            for lease_id, figures in draft.container_memory.items()
+            if lease_id in draft.leases
+        }
         draft.container_memory = {**known, lease: memory}
 
 
