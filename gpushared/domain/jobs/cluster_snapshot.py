@@ -428,13 +428,13 @@ def _owned(facts: Mapping[NodeName, _NodeFacts]) -> dict[str, tuple[GpuId, ...]]
 
 def _host(name: NodeName, fact: _NodeFacts, state: PoolState, owned: Collection[GpuId]) -> Host:
     inventory, troubles = fact.inventory, dict(fact.free.troubles)
-    mine = frozenset(owned)
+    owned_ids = frozenset(owned)
     gpus = tuple(
         replace(gpu, trouble=fact.away or troubles.get(gpu.id) or gpu.trouble)
         if fact.away or gpu.id in troubles
         else gpu
         for gpu in inventory.gpus
-        if gpu.id in mine
+        if gpu.id in owned_ids
     )
     counts = state.rules.counts_host
     return Host(

@@ -658,8 +658,8 @@ def _moved(
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:
     """Return the usage with one more interval; the books of other projects are the same objects as before."""
-    mine = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
-    return replace(usage, books={**usage.books, **mine.record([interval]).books})
+    changed = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
+    return replace(usage, books={**usage.books, **changed.record([interval]).books})
 
 
 def _changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:

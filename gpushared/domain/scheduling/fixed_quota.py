@@ -102,8 +102,8 @@ class FixedParts:
         return self._places.place(request, closed=everything - fit)
 
 
-class Pending:
-    """Count capacity that the places show as free or given, while leases that give way still hold it."""
+class UnreleasedCapacity:
+    """Count the capacity that the pass has booked anew while leases that give way still hold it."""
 
     def __init__(
         self, leaving: Iterable[RunningLease] = (), promised: Mapping[LeaseId, Iterable[Grant]] | None = None
@@ -111,8 +111,8 @@ class Pending:
         self._leaving = list(leaving)
         self._promised = dict(promised or {})
 
-    def copy(self) -> Pending:
-        return Pending(self._leaving, self._promised)
+    def copy(self) -> UnreleasedCapacity:
+        return UnreleasedCapacity(self._leaving, self._promised)
 
     def leave(self, holders: Iterable[RunningLease]) -> None:
         """Count leases that are booked out, and still there."""
@@ -146,9 +146,11 @@ def _sums(several: Iterable[Iterable[Grant]]) -> dict[GpuId, Amount]:
     return sums
 
 
-def arranged(policy: Policy, quota_usage: QuotaUsage, places: CapacityPort, pending: Pending) -> Arrangement:
+def arranged(
+    policy: Policy, quota_usage: QuotaUsage, places: CapacityPort, unreleased: UnreleasedCapacity
+) -> Arrangement:
     """Return the places of the fixed quotas."""
-    not_yet_free = pending.not_yet_free()
+    not_yet_free = unreleased.not_yet_free()
     capacities = (
         (host, capacity) for host, capacities in places.capacities().items() for capacity in capacities
     )
@@ -159,11 +161,13 @@ def arranged(policy: Policy, quota_usage: QuotaUsage, places: CapacityPort, pend
     ]
     needs: list[FixedQuotaNeed] = []
     for name, project in sorted(policy.projects.items()):
-        mine = pending.build_work(name, quota_usage) if project.has_fixed else {}
+        own_build_work = unreleased.build_work(name, quota_usage) if project.has_fixed else {}
         for pool, quota in project.quotas():
             of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
             if quota.fixed and of_pool:
-                needs.append(FixedQuotaNeed(name, *divmod(quota.fixed, WHOLE_PERMILLE), of_pool, mine))
+                needs.append(
+                    FixedQuotaNeed(name, *divmod(quota.fixed, WHOLE_PERMILLE), of_pool, own_build_work)
+                )
     return arrange(needs)
 
 

@@ -193,12 +193,12 @@ class PreemptionRules:
             return PreemptionReason.IDLE
         if holder.project == winner.project:
             return _right_at_home(winner, holder, turn=turn)
-        mine = self.policy.classes[winner.lease.request.lease_class]
-        if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
+        winner_class = self.policy.classes[winner.lease.request.lease_class]
+        if rules.gives_way is GivesWay.ALWAYS and winner_class.order < rules.order:
             return PreemptionReason.CLASS
         if claim:
             return PreemptionReason.CLAIM if self.quota_usage.over_quota(holder) else None
-        later_class = mine.order <= rules.order or holder.sunk > 0
+        later_class = winner_class.order <= rules.order or holder.sunk > 0
         return self._right_by_use(winner, holder, turn=turn) if later_class else None
 
     def _right_by_use(

@@ -14,7 +14,7 @@ from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
     FixedParts,
     Parts,
-    Pending,
+    UnreleasedCapacity,
     arranged,
     request_for,
 )
@@ -85,7 +85,7 @@ class SchedulingPass:
         self.look_again_at = NEVER
         self._preemption_rules = PreemptionRules(policy, self.quota_usage, self.turns, now)
         self._fixed = FixedParts(places)
-        self._pending = Pending()
+        self._unreleased = UnreleasedCapacity()
         self._head_waits = False
         self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
@@ -106,7 +106,7 @@ class SchedulingPass:
         """
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
-        made = arranged(self.policy, self.quota_usage, self.places, self._pending)
+        made = arranged(self.policy, self.quota_usage, self.places, self._unreleased)
         self._fixed.keep(made.parts)
         for want, permille in made.lacking:
             self._reserve(LeaseId(""), want.project, request_for(want, permille))
@@ -190,8 +190,8 @@ class SchedulingPass:
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
             self._vacate(staying)
-            self._pending.leave(new)
-            self._pending.promise(winner, preemption.grants)
+            self._unreleased.leave(new)
+            self._unreleased.promise(winner, preemption.grants)
         else:
             self.grants[winner.lease.id] = preemption.grants
             if preemption.turn:
@@ -211,8 +211,8 @@ class SchedulingPass:
         new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
-        self._pending.leave(new)
-        self._pending.promise(candidate, found.grants)
+        self._unreleased.leave(new)
+        self._unreleased.promise(candidate, found.grants)
         return new
 
     def _vacate(self, holders: Iterable[RunningLease]) -> None:
@@ -241,8 +241,8 @@ class SchedulingPass:
         The GPUs are free, else taken back, else kept for others.
         """
         request = self._on(models, candidate.lease.request)
-        with self._own_parts(candidate) as mine:
-            grants = self._fixed.room_for(request, mine)
+        with self._own_parts(candidate) as own_parts:
+            grants = self._fixed.room_for(request, own_parts)
             if grants:
                 return PlacementPlan(grants)
             owed = self._closed(candidate, request, firm_only=True)
@@ -267,20 +267,20 @@ class SchedulingPass:
         if candidate.lease.request.lease_class is not FIXED_CLASS:
             yield {}
             return
-        with self._fixed.lifted(candidate.project) as mine:
-            yield mine
+        with self._fixed.lifted(candidate.project) as own_parts:
+            yield own_parts
 
     def ordinary(self, candidate: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
         """Return a placement for a request beyond its project's guarantee, or why there is none."""
         allowed = self._allowed(candidate)
         if isinstance(allowed, PassDecision):
             return allowed
-        with self._own_parts(candidate) as mine:
-            grants = self._fixed.room_for(allowed, mine)
+        with self._own_parts(candidate) as own_parts:
+            grants = self._fixed.room_for(allowed, own_parts)
             return (
                 PlacementPlan(grants)
                 if grants
-                else self._beyond_fixed(candidate, allowed, turn=turn, owner=bool(mine))
+                else self._beyond_fixed(candidate, allowed, turn=turn, owner=bool(own_parts))
             )
 
     def _beyond_fixed(
@@ -384,16 +384,16 @@ class SchedulingPass:
         builds = [holder for holder in found.holders if self._is_fixed_for(holder, candidate)]
         if not builds:
             return NOTHING
-        pending, self._pending = self._pending, self._pending.copy()
+        unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
-            lacking = arranged(self.policy, self.quota_usage, self.places, pending).lacking_permille
+            lacking = arranged(self.policy, self.quota_usage, self.places, unreleased).lacking_permille
             new = self._let_go(candidate, found)
             winner = self.arrive(candidate, found.grants)
-            more = arranged(self.policy, self.quota_usage, self.places, self._pending).lacking_permille
+            more = arranged(self.policy, self.quota_usage, self.places, self._unreleased).lacking_permille
             self.depart(winner)
             for holder in new:
                 self.stay(holder)
-        self._pending = pending
+        self._unreleased = unreleased
         return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants if more > lacking)
 
     def _is_fixed_for(self, holder: RunningLease, winner: PendingRequest) -> bool:

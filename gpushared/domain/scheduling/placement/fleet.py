@@ -74,7 +74,7 @@ class NoPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Booking:
     host: int
     request: Request
     grants: tuple[Grant, ...]
@@ -119,9 +119,9 @@ class Fleet:
         }
         makes: dict[tuple[object, ...], int] = {}
         self._free = [_as_found(host, capacities or {}, makes) for host in self.hosts]
-        self._leases: dict[LeaseId, _Taken] = {}
+        self._leases: dict[LeaseId, _Booking] = {}
         self._affinity = ProjectAffinity() if together is Together.PROJECT else None
-        self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
+        self._undo: list[tuple[int, Free, LeaseId, _Booking | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
         self._supply = _supply(self.hosts)
@@ -200,8 +200,8 @@ class Fleet:
 
     def holder(self, lease: LeaseId) -> Placement | None:
         """Return the place of a lease, or None."""
-        taken = self._leases.get(lease)
-        return None if taken is None else Placement(self.hosts[taken.host].name, taken.grants)
+        booking = self._leases.get(lease)
+        return None if booking is None else Placement(self.hosts[booking.host].name, booking.grants)
 
     # --- deciding ----------------------------------------------------------------------------------------
 
@@ -209,19 +209,19 @@ class Fleet:
         """Book a placement that fits: the caller passes the answer of ``place``, or a fact."""
         assert lease not in self._leases, f"{lease} holds something already"
         at = self._at[placement.host]
-        self._book(lease, None, _Taken(at, request, placement.grants))
+        self._book(lease, None, _Booking(at, request, placement.grants))
 
     def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
         """Book many leases that exist already, each on one host; this cannot be undone."""
-        by_host: dict[int, list[_Taken]] = {}
+        by_host: dict[int, list[_Booking]] = {}
         for lease, request, grants in leases:
             at = self._home[grants[0].gpu][0]
-            self._leases[lease] = _Taken(at, request, grants)
+            self._leases[lease] = _Booking(at, request, grants)
             if self._affinity is not None:
                 self._affinity.change(None, self._leases[lease])
             by_host.setdefault(at, []).append(self._leases[lease])
-        for at, taken in by_host.items():
-            self._free[at] = self._changed(at, taken, 1)
+        for at, bookings in by_host.items():
+            self._free[at] = self._changed(at, bookings, 1)
             self._log.hosts.append(at)
 
     def give(self, lease: LeaseId) -> None:
@@ -230,14 +230,14 @@ class Fleet:
 
     def give_all(self, leases: Iterable[LeaseId]) -> None:
         """Free the grants of these leases, without those that hold nothing, at the price of one ``give``."""
-        by_host: dict[int, dict[LeaseId, _Taken]] = {}
+        by_host: dict[int, dict[LeaseId, _Booking]] = {}
         for lease in leases:
-            if (taken := self._leases.get(lease)) is not None:
-                by_host.setdefault(taken.host, {})[lease] = taken
-        for at, given in by_host.items():
-            before, after = self._free[at], self._changed(at, given.values(), -1)
-            for lease, taken in given.items():
-                self._undo.append((at, before, lease, taken))
+            if (booking := self._leases.get(lease)) is not None:
+                by_host.setdefault(booking.host, {})[lease] = booking
+        for at, bookings in by_host.items():
+            before, after = self._free[at], self._changed(at, bookings.values(), -1)
+            for lease, booking in bookings.items():
+                self._undo.append((at, before, lease, booking))
                 self._set(at, after, lease, None)
 
     def renew(self, host: Host, capacities: FreeCapacities) -> None:
@@ -257,36 +257,36 @@ class Fleet:
     def undo(self, mark: int) -> None:
         """Take back all that was taken and given since the mark."""
         while len(self._undo) > mark:
-            at, free, lease, taken = self._undo.pop()
-            self._set(at, free, lease, taken)
+            at, free, lease, booking = self._undo.pop()
+            self._set(at, free, lease, booking)
 
     def commit(self) -> None:
         """Forget how to take back the decisions so far."""
         self._undo.clear()
 
-    def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
-        taken, sign = (after, 1) if after is not None else (before, -1)
-        assert taken is not None, "either it takes or it gives"
-        self._undo.append((taken.host, self._free[taken.host], lease, before))
-        self._set(taken.host, self._changed(taken.host, (taken,), sign), lease, after)
+    def _book(self, lease: LeaseId, before: _Booking | None, after: _Booking | None) -> None:
+        booking, sign = (after, 1) if after is not None else (before, -1)
+        assert booking is not None, "either it takes or it gives"
+        self._undo.append((booking.host, self._free[booking.host], lease, before))
+        self._set(booking.host, self._changed(booking.host, (booking,), sign), lease, after)
 
-    def _changed(self, at: int, taken: Collection[_Taken], sign: int) -> Free:
+    def _changed(self, at: int, bookings: Collection[_Booking], sign: int) -> Free:
         grants = [
             (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
-            for one in taken
+            for one in bookings
             for grant in one.grants
         ]
-        cpu = sum(one.request.host_cpu_milli or 0 for one in taken)
-        memory = sum(one.request.host_memory_bytes or 0 for one in taken)
+        cpu = sum(one.request.host_cpu_milli or 0 for one in bookings)
+        memory = sum(one.request.host_memory_bytes or 0 for one in bookings)
         return changed(self._free[at], grants, cpu, memory, sign)
 
-    def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
+    def _set(self, at: int, free: Free, lease: LeaseId, booking: _Booking | None) -> None:
         self._free[at] = free
         before = self._leases.pop(lease, None)
-        if taken is not None:
-            self._leases[lease] = taken
+        if booking is not None:
+            self._leases[lease] = booking
         if self._affinity is not None:
-            self._affinity.change(before, taken)
+            self._affinity.change(before, booking)
         self._log.hosts.append(at)
         if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
             self._log = _Log(self._log.end)
@@ -297,12 +297,14 @@ class Fleet:
         if not request.away_from:
             return closed
         others = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
-        return {grant.gpu for taken in others if taken is not None for grant in taken.grants}.union(closed)
+        return {grant.gpu for booking in others if booking is not None for grant in booking.grants}.union(
+            closed
+        )
 
     def _only_hosts(self, request: Request, host: str | None) -> set[int] | None:
         """Return the only hosts that will do, or None for all. Leases that are over do not count."""
         only = None if host is None else {self._at[host]}
-        near = {taken.host for lease in request.near if (taken := self._leases.get(LeaseId(lease)))}
+        near = {booking.host for lease in request.near if (booking := self._leases.get(LeaseId(lease)))}
         if near:
             here = near if len(near) == 1 else set()
             only = here if only is None else only & here
