@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, is_tried_last
+from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import Job, NodeName
 from gpushared.domain.jobs.liveness import takes_work_until
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
@@ -25,7 +25,7 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING
 from gpushared.domain.scheduling.holder_index import HolderIndex
-from gpushared.domain.scheduling.pass_records import PendingRequest
+from gpushared.domain.scheduling.pass_records import NEVER, PendingRequest
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
 from gpushared.domain.scheduling.placement.fleet_capacity import smallest_of_each_model
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities

@@ -38,12 +38,10 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
-from gpushared.domain.scheduling.pass_records import PassDecision, Preemption
+from gpushared.domain.scheduling.pass_records import NEVER, PassDecision, Preemption
 from gpushared.domain.scheduling.project_accounts import AccountsChange, UsageRow
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
-
-NEVER = float("inf")
 
 
 class Wake(StrEnum):

@@ -52,7 +52,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.domain.model.request import MAX_PRIORITY
+from gpushared.domain.model.request import check_priority
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import project_of
 
@@ -204,7 +204,7 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
     Raises RequestError, NotFound or LimitReached.
     """
     state, rules = draft.state, draft.rules
-    _check_priority(priority)
+    check_priority(priority)
     if not 1 <= spec.nodes <= MAX_NODES:
         raise RequestError(f"{spec.nodes} nodes are not possible", hint=f"ask for 1 to {MAX_NODES}")
     if spec.target != HERE and spec.target not in state.members:
@@ -381,14 +381,6 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
     draft.put(replace(job, held_by=by if event.held else "").note(draft.now, text))
 
 
-def _check_priority(priority: int) -> None:
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise RequestError(
-            f"priority {priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}",
-            hint="give a smaller number, such as 10 or -10",
-        )
-
-
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
     """Set the priority of a job among the jobs of its project.
 
@@ -397,7 +389,7 @@ def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
     job = draft.state.find(event.job, event.by)
     waits_here = draft.rules.here and isinstance(job.state, Placing)
     job = job if waits_here else _queued(job)
-    _check_priority(event.priority)
+    check_priority(event.priority)
     draft.answer = job.id
     if job.priority != event.priority:
         text = f"{event.by.principal} set its priority to {event.priority}"

@@ -15,7 +15,7 @@ from gpushared.domain.jobs.cluster_snapshot import (
     in_full,
     marked,
 )
-from gpushared.domain.jobs.coordinator_state import NEVER, PoolDraft
+from gpushared.domain.jobs.coordinator_state import PoolDraft
 from gpushared.domain.jobs.gangs import place_gangs
 from gpushared.domain.jobs.job import (
     HERE,
@@ -38,6 +38,7 @@ from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
 from gpushared.domain.scheduling.pass_records import (
+    NEVER,
     PassDecision,
     PendingRequest,
     Plan,

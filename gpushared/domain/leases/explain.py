@@ -35,7 +35,8 @@ from gpushared.domain.model.units import (
     format_memory,
     format_share,
 )
-from gpushared.domain.scheduling.outcome import NEVER, Decision
+from gpushared.domain.scheduling.outcome import Decision
+from gpushared.domain.scheduling.pass_records import NEVER
 from gpushared.domain.scheduling.placement.free_capacity import (
     FreeCapacity,
     Reason,

@@ -101,7 +101,7 @@ class NodeState:
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     """The use of each project before now, by leases that hold nothing any more."""
     turns: Mapping[str, float] = field(default_factory=dict)
-    """When each project last had its turn (see ``policy.order``)."""
+    """When each project last had its turn (see ``queue_order``)."""
     projects: Mapping[str, Project] = field(default_factory=dict)
     """The projects that were set at run time, which win over the configuration."""
     resting: Mapping[LeaseId, float] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
 
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
-    """Return the waiting lease that gets the room that this lease leaves."""
+    """Return the waiting lease that gets the GPUs of this lease."""
     for one in state.waiting():
         promised = one.preemption.promised
         if promised is not None and lease in promised.victims:

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gpushared.domain.leases.node_state import Draft
-from gpushared.domain.leases.timing import check_priority
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.gpu_names import models_named
 from gpushared.domain.model.lease import Ended, Lease, LeaseId
-from gpushared.domain.model.request import Request
+from gpushared.domain.model.request import Request, check_priority
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.request_shape import size_of
 

@@ -24,8 +24,6 @@ from gpushared.domain.scheduling.placement.free_capacity import (
     refuse,
 )
 
-NEVER = float("inf")
-
 
 @dataclass(frozen=True, slots=True)
 class KeptGpus:

@@ -1,4 +1,4 @@
-"""Choose who gives way to whom, and the cheapest set of victims.
+"""Choose the leases that give way to a request, at the least cost.
 
 A request may take GPUs back by one of these rights:
 

@@ -206,13 +206,13 @@ class SchedulingPass:
         except KeyError:
             return False
 
-    def _let_go(self, candidate: PendingRequest, found: Victims) -> list[RunningLease]:
+    def _let_go(self, candidate: PendingRequest, victims: Victims) -> list[RunningLease]:
         """Book out the victims that no other winner has, and return them."""
-        new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
+        new = [holder for holder in victims.holders if holder.lease.id not in self._leaving]
         for holder in new:
             self.depart(holder)
         self._unreleased.leave(new)
-        self._unreleased.promise(candidate, found.grants)
+        self._unreleased.promise(candidate, victims.grants)
         return new
 
     def _vacate(self, holders: Iterable[RunningLease]) -> None:
@@ -363,32 +363,32 @@ class SchedulingPass:
         if not (claim or turn or self._preemption_rules.may_preempt(candidate)):
             return None
         if claim or turn:
-            found = self._left_beside(request, closed)
-            if found is not None and not self._fixed_at_stake(candidate, found):
-                return PlacementPlan(found.grants, found)
+            victims = self._left_beside(request, closed)
+            if victims is not None and not self._fixed_at_stake(candidate, victims):
+                return PlacementPlan(victims.grants, victims)
         may_go, later = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
-        may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
+        may_go = {lease: holder for lease, holder in may_go.items() if not self._new(lease)}
         for _ in range(TRIES if may_go else 0):
-            found = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
-            at_stake = NOTHING if found is None else self._fixed_at_stake(candidate, found)
-            if found is not None and not at_stake:
-                return PlacementPlan(found.grants, found)
+            victims = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
+            at_stake = NOTHING if victims is None else self._fixed_at_stake(candidate, victims)
+            if victims is not None and not at_stake:
+                return PlacementPlan(victims.grants, victims)
             closed |= at_stake
-            if found is None:
+            if victims is None:
                 break
         self.wake(later)
         return None
 
-    def _fixed_at_stake(self, candidate: PendingRequest, found: Victims) -> frozenset[GpuId]:
+    def _fixed_at_stake(self, candidate: PendingRequest, victims: Victims) -> frozenset[GpuId]:
         """Return the GPUs of victims that are build work, if the winner would get their fixed parts there."""
-        builds = [holder for holder in found.holders if self._is_fixed_for(holder, candidate)]
+        builds = [holder for holder in victims.holders if self._is_fixed_for(holder, candidate)]
         if not builds:
             return NOTHING
         unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
             lacking = arranged(self.policy, self.quota_usage, self.places, unreleased).lacking_permille
-            new = self._let_go(candidate, found)
-            winner = self.arrive(candidate, found.grants)
+            new = self._let_go(candidate, victims)
+            winner = self.arrive(candidate, victims.grants)
             more = arranged(self.policy, self.quota_usage, self.places, self._unreleased).lacking_permille
             self.depart(winner)
             for holder in new:

@@ -73,7 +73,7 @@ class Need:
     def fits(self, capacity: FreeCapacity) -> bool:
         """Return True if the GPU can take its part.
 
-        ``placement.refuse`` is the rule; the code below it is the rule's common case.
+        ``free_capacity.refuse`` is the rule; the code below it is the rule's common case.
         """
         gpu = capacity.gpu
         if (self.models and gpu.name not in self.models) or (self.whole and capacity.leases):
