@@ -174,6 +174,14 @@ class EtcdClient:
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.renew_certificates()
 
+    async def transact(self, request: rpc_pb2.TxnRequest, *, repeatable: bool = True) -> rpc_pb2.TxnResponse:
+        """Send a transaction, which etcd carries out as a whole or not at all."""
+
+        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
+            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
+
+        return await self.call(ask, repeatable=repeatable)
+
     async def watch(
         self, request: Callable[[], rpc_pb2.WatchRequest]
     ) -> AsyncIterator[rpc_pb2.WatchResponse]:

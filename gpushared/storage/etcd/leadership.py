@@ -48,11 +48,7 @@ class StoreHead:
 async def read_head(client: EtcdClient, keys: Keys) -> StoreHead:
     """Read the three keys at one revision."""
     request = rpc_pb2.TxnRequest(success=[get(keys.epoch), get(keys.leader), get(keys.format)])
-
-    async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-        return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-    return _head_of(*map(only, (await client.call(ask)).responses))
+    return _head_of(*map(only, (await client.transact(request)).responses))
 
 
 def _head_of(
@@ -161,11 +157,7 @@ class Leadership:
             if self._announced == wanted:
                 return
             request = rpc_pb2.TxnRequest(success=[put(key, facts, self._lease)])
-
-            async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-                return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-            await self._client.call(ask)
+            await self._client.transact(request)
             self._announced = wanted
 
     # --- becoming the leader ---------------------------------------------------------------------------
@@ -204,11 +196,7 @@ class Leadership:
                 *([put(keys.format, new.to_bytes())] if new else []),
             ],
         )
-
-        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-        return (await self._client.call(ask, repeatable=False)).succeeded
+        return (await self._client.transact(request, repeatable=False)).succeeded
 
     async def _have_lease(self) -> None:
         if self._lease and await self._beat() > 0:
