@@ -384,14 +384,14 @@ class PoolDraft:
     def _line_up(self, job: Job, *, ready: bool) -> None:
         state = self.state
         waiting = state.gangs if is_gang(job.spec) else state.waiting
-        kind = kind_of(job, state.policy) if ready else None
+        shape = shape_of(job, state.policy) if ready else None
         known = waiting.where.get(job.id)
-        if known is not None and known[1] != kind:
+        if known is not None and known[1] != shape:
             waiting = waiting.drop(job.id)
-        if kind is not None and (known is None or known[1] != kind):
+        if shape is not None and (known is None or known[1] != shape):
             # A job behind refused jobs with the same request needs no new pass.
-            state.stale = state.stale or kind not in waiting.kinds
-            waiting = waiting.put(job.id, job.sequence, kind)
+            state.stale = state.stale or shape not in waiting.shapes
+            waiting = waiting.put(job.id, job.sequence, shape)
         if is_gang(job.spec):
             state.gangs = waiting
         else:
@@ -590,7 +590,7 @@ def _may_be_placed(job: Job) -> bool:
     return isinstance(job.state, Queued) and not job.held_by and not job.awaits
 
 
-def kind_of(job: Job, policy: Policy) -> JobShape:
+def shape_of(job: Job, policy: Policy) -> JobShape:
     """Return the key that the job shares with the jobs that are decided alike."""
     request = job.spec.request
     rules = policy.classes[request.lease_class]

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from zlib import crc32
 
-from gpushared.domain.jobs.attempt_history import timed, tried
+from gpushared.domain.jobs.attempt_history import BEGUN_STATES, timed, tried
 from gpushared.domain.jobs.coordinator_state import (
     GrantsByNode,
     PoolDraft,
@@ -48,7 +48,6 @@ MAX_REFUSERS = 16
 """The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
 """The pause of a node that goes on refusing with the same report is doubled at most this many times."""
-_STARTED = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 class Fate(StrEnum):
@@ -181,7 +180,7 @@ def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
 
 
 def _has_started(part: Part) -> bool:
-    return part.state in _STARTED
+    return part.state in BEGUN_STATES
 
 
 def _went_well(part: Part) -> bool:

@@ -27,7 +27,7 @@ from gpushared.domain.jobs.coordinator_state import (
     is_gang,
     is_incomplete,
     is_over,
-    kind_of,
+    shape_of,
 )
 from gpushared.domain.jobs.job import (
     HERE,
@@ -509,7 +509,7 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
         if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:
-            lines[is_gang(job.spec)].append((job.id, job.sequence, kind_of(job, policy)))
+            lines[is_gang(job.spec)].append((job.id, job.sequence, shape_of(job, policy)))
     state.waiting = state.waiting.joined(lines[False])
     state.gangs = state.gangs.joined(lines[True])
 
