@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpushared.domain.jobs.attempt_history import BEGUN_STATES
 from gpushared.domain.jobs.coordinator_events import (
     CancelAsked,
     ClientGone,
@@ -25,7 +26,6 @@ from gpushared.domain.jobs.job import (
     HERE,
     After,
     AfterKind,
-    AttemptState,
     Cancelled,
     Cancelling,
     Ended,
@@ -42,8 +42,8 @@ from gpushared.domain.jobs.job import (
     Then,
 )
 from gpushared.domain.jobs.job_progress import cancel, end
-from gpushared.domain.jobs.orders import name_of, send
-from gpushared.domain.jobs.protocol import CLIENT_END, CancelPart, GiveBack
+from gpushared.domain.jobs.orders import name_of, send, send_end
+from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
 from gpushared.domain.model.errors import (
     LimitReached,
     NotFound,
@@ -70,9 +70,6 @@ MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 FEWER = "wait for some of them, or cancel some"
 OWN_ROOM = 200
 """However full the pool is, each realm may have one part in this many of the pool's limit."""
-
-
-_HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -174,10 +171,9 @@ def _displace(job: Job, draft: PoolDraft) -> None:
         draft.forget(job)
     elif not isinstance(job.state, Queued):
         key = AttemptKey(job.id, job.state.attempt)
-        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
         for part in job.parts:
             if not is_over(part):
-                draft.do(Send(part.node, order))
+                send_end(part.node, key, draft)
 
 
 def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
@@ -252,9 +248,9 @@ def name_taken(name: str, job: JobId | None) -> StateConflict:
 def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
     """Raise LimitReached if the pool is full, except for a realm with few jobs."""
     state, rules = draft.state, draft.rules
-    mine = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
+    of_realm = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
     own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
-    if not rules.here and mine.jobs <= own[0] and mine.spec_bytes <= own[1]:
+    if not rules.here and of_realm.jobs <= own[0] and of_realm.spec_bytes <= own[1]:
         return
     _check_total(
         Total(len(state.jobs), state.spec_bytes),
@@ -272,9 +268,9 @@ def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
     The nodes that speak for a realm can invent users, so a limit for each person is not enough.
     """
     rules, realm = draft.rules, spec.owner.realm
-    mine = draft.state.realms.get(realm, NOTHING)
+    of_realm = draft.state.realms.get(realm, NOTHING)
     _check_total(
-        mine,
+        of_realm,
         Total(rules.max_queued_per_realm, rules.max_queued_bytes_per_realm),
         spec,
         counted=f"jobs of users of {realm} wait or run",
@@ -367,7 +363,7 @@ def client_gone(event: ClientGone, draft: PoolDraft) -> None:
     elif isinstance(job.state, Placing | Running):
         order = GiveBack(AttemptKey(job.id, job.state.attempt), draft.state.epoch)
         for part in job.state.parts:
-            if part.state not in _HAS_CONTAINER and not is_over(part):
+            if part.state not in BEGUN_STATES and not is_over(part):
                 draft.do(Send(part.node, order))
 
 
