@@ -348,7 +348,7 @@ class PoolDraft:
         self._charge(before, job)
         if isinstance(job.state, Ended):
             state.jobs = state.jobs.drop(job.id)
-            self._bury(job)
+            self._remember_ended(job)
         else:
             state.jobs = state.jobs.put(job.id, job)
         self.line_up(job)
@@ -459,7 +459,7 @@ class PoolDraft:
             total += permille_of(grants, gpus) if grants else alone
         return total
 
-    def _bury(self, job: Job) -> None:
+    def _remember_ended(self, job: Job) -> None:
         """Remember a finished job, forget the oldest ones, and wake the jobs that waited for this one."""
         state = self.state
         assert isinstance(job.state, Ended)

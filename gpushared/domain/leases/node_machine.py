@@ -54,7 +54,7 @@ from gpushared.domain.leases.notice import notify_of_expiry
 from gpushared.domain.leases.project_settings import set_project
 from gpushared.domain.leases.resizing import resize, take_settings
 from gpushared.domain.leases.submission import refuse_to_queue, submit
-from gpushared.domain.leases.terms import mix_of
+from gpushared.domain.leases.terms import demand_profile_of
 from gpushared.domain.leases.timing import extend, hold, set_priority
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, StateConflict
 from gpushared.domain.model.gpu import Drained, GpuId
@@ -138,7 +138,7 @@ def restore(
         usage=usage_of(accounts.usage, state.rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        demand_profile=mix_of((*over.values(), *known.values())),
+        demand_profile=demand_profile_of((*over.values(), *known.values())),
         engine_surveyed=False,
         earlier_boots_over=False,
         attempts=job_attempts.restored(records, contacts or {}),

@@ -153,13 +153,13 @@ class NodeState:
 
     def capacities(self) -> dict[GpuId, FreeCapacity]:
         """Return the free capacity of each GPU."""
-        return free_capacities(self.judged_gpus(), self.leases.values(), self.stray_bytes)
+        return free_capacities(self.effective_gpus(), self.leases.values(), self.stray_bytes)
 
-    def judged_gpus(self) -> list[Gpu]:
-        """Return all GPUs; a drained GPU's trouble is its drain, that of a GPU in a fault its MPS server."""
-        return [self._judged(gpu) for gpu in self.gpus.values()]
+    def effective_gpus(self) -> list[Gpu]:
+        """Return all GPUs; the drain of a GPU, or the fault of its MPS server, counts as its trouble."""
+        return [self._effective(gpu) for gpu in self.gpus.values()]
 
-    def _judged(self, gpu: Gpu) -> Gpu:
+    def _effective(self, gpu: Gpu) -> Gpu:
         if (drained := self.drain_of(gpu.id)) is not None:
             return replace(gpu, trouble=drained.trouble)
         if gpu.trouble is None and self.use.at - self.faulted.get(gpu.id, -math.inf) < FAULT_SEEN_SECONDS:

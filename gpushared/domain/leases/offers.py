@@ -63,14 +63,14 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
     (decision,) = (one for one in in_order_of_start(decided, expected_starts) if one.lease == lease.id)
     start = expected_starts.get(lease.id)
     promised = lease.preemption.promised
-    leavers = promised.victims if promised else ()
+    victims = promised.victims if promised else ()
     return Offer(
         lease.payer,
         starts_now=False,
         grants=start.grants if start else promised.grants if promised else (),
         start_to=start.at if start else None,
         gives_way=tuple(
-            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in leavers
+            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in victims
         ),
         why=promised.why if promised else "",
         waiting=waiting(decision, after, len(decided), now, expected_starts),

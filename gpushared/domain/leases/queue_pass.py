@@ -75,7 +75,7 @@ def quota_usage(state: NodeState, places: FleetCapacity, now: float) -> QuotaUsa
 
 def places_of(state: NodeState) -> FleetCapacity:
     """Return the node as a fleet of one host."""
-    gpus, size = tuple(state.judged_gpus()), size_of_host(state)
+    gpus, size = tuple(state.effective_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
     rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
     fleet = fleet_with(

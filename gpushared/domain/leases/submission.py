@@ -8,7 +8,7 @@ from gpushared.domain.leases.events import RequestSubmitted
 from gpushared.domain.leases.explain import check_possible, refusal_sentence
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_state import Draft, lease_id
-from gpushared.domain.leases.terms import check_terms, learned, with_models
+from gpushared.domain.leases.terms import check_terms, with_models, with_request
 from gpushared.domain.model.errors import (
     LimitReached,
     NoRoom,
@@ -67,7 +67,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     )
     draft.next_sequence += 1
     draft.answer = identity
-    draft.demand_profile = learned(draft.demand_profile, request, draft.gpus.values())
+    draft.demand_profile = with_request(draft.demand_profile, request, draft.gpus.values())
     of_job = "" if event.attempt is None else f" for job {event.attempt.job}"
     return draft.put(
         lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{limit_text}")

@@ -21,7 +21,7 @@ def check_terms(request: Request, draft: Draft) -> None:
         draft.find(LeaseId(name))
 
 
-def still_meant(request: Request, leases: Collection[LeaseId]) -> Request:
+def without_ended(request: Request, leases: Collection[LeaseId]) -> Request:
     """Return the request without the leases that are over, so that it may be asked again much later."""
     known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
     return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
@@ -38,7 +38,7 @@ def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
     return request if models == request.models else replace(request, models=models)
 
 
-def learned(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
+def with_request(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
     """Return the demand profile with one more request."""
     size = size_of(request, gpus)
     if size is None:
@@ -48,7 +48,7 @@ def learned(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]
     return demand_profile
 
 
-def mix_of(leases: Iterable[Lease]) -> DemandProfile:
+def demand_profile_of(leases: Iterable[Lease]) -> DemandProfile:
     """Return the demand profile of earlier requests, the oldest first, from the leases after a restart."""
     demand_profile = DemandProfile()
     for lease in leases:

@@ -199,7 +199,7 @@ class Leadership:
         return (await self._client.transact(request, repeatable=False)).succeeded
 
     async def _have_lease(self) -> None:
-        if self._lease and await self._beat() > 0:
+        if self._lease and await self._keep_alive() > 0:
             return
 
         began = asyncio.get_running_loop().time()
@@ -224,7 +224,7 @@ class Leadership:
             if not self._lease:
                 continue
             try:
-                left = await self._beat()
+                left = await self._keep_alive()
                 await self._client.renew_certificates()
             except (StoreUnavailable, TimedOut) as error:
                 log.warning("etcd did not keep this coordinator's lease alive: %s", error)
@@ -235,7 +235,7 @@ class Leadership:
                 elif left <= 0:
                     self._lease = 0  # nothing but an announcement went with it
 
-    async def _beat(self) -> int:
+    async def _keep_alive(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
         lease, began = self._lease, asyncio.get_running_loop().time()
 
