@@ -27,7 +27,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.scheduling.placement.hosts import Free, Host
+from gpushared.domain.scheduling.placement.hosts import Host, HostFree
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -47,7 +47,7 @@ class FirstFit:
     def model(self, name: str) -> float:  # noqa: ARG002
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002
         return 0.0
 
 
@@ -88,7 +88,7 @@ class Run:
     """Of the slices of GPUs, those that share their GPU with another one of their project."""
 
 
-def fits(need: Need, free: Free) -> bool:
+def fits(need: Need, free: HostFree) -> bool:
     """Return True if the host can take the request, without any of the fleet's short cuts."""
     if max((capacity.free_permille for capacity in free.capacities), default=0) < (
         need.request.compute_permille or 0

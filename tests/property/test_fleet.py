@@ -186,7 +186,9 @@ class FleetMachine(RuleBasedStateMachine):
         before, mark = self._picture(self.fleet), self.fleet.mark()
         twin = Fleet(self.fleet.hosts, self.fleet.policy, demand_profile=self.fleet.demand_profile.copy())
         held = {one: placed for one in self.requests if (placed := self.fleet.holder(one))}
-        twin.find([(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants])
+        twin.book_existing(
+            [(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants]
+        )
         ending = [one for one in held if data.draw(st.booleans())]
         self.fleet.give_all([*ending, LeaseId("nobody")])
         for one in ending:

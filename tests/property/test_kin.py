@@ -90,7 +90,7 @@ def as_made_anew(
 ) -> Fleet:
     other = fleet_of(sizes, name, together)
     other.demand_profile = fleet.demand_profile
-    other.find([(lease, request, placed.grants) for lease, (request, placed) in held.items()])
+    other.book_existing([(lease, request, placed.grants) for lease, (request, placed) in held.items()])
     return other
 
 

@@ -1,4 +1,4 @@
-"""Handle leases that hold GPUs without using them: notify them, then lower them, then suspend or end them.
+"""Handle leases that hold GPUs without using them: notify them, make them preemptible, suspend or end them.
 
 A lease is idle from the first look that finds it running without any work on its GPUs. So loading data after
 the start counts as idle time. One look that finds work ends the idle time. Work that cannot be distinguished
@@ -50,12 +50,12 @@ def look(sample: GpusSampled, draft: Draft) -> None:
         if lease.id in before:
             draft.resting[lease.id] = before[lease.id]
         if lease.id in sample.active:
-            _works(lease, draft)
+            _note_work(lease, draft)
         elif lease.id in sample.idle and not isinstance(lease.state, Suspending):
-            _rests(lease, draft)
+            _note_idle(lease, draft)
 
 
-def _works(lease: Lease, draft: Draft) -> None:
+def _note_work(lease: Lease, draft: Draft) -> None:
     if lease.idleness.since is None:
         draft.resting.pop(lease.id, None)
         return
@@ -63,7 +63,7 @@ def _works(lease: Lease, draft: Draft) -> None:
     draft.put(awake(lease, draft).note(draft.now, f"uses its GPUs again after {lasted}"))
 
 
-def _rests(lease: Lease, draft: Draft) -> None:
+def _note_idle(lease: Lease, draft: Draft) -> None:
     first_look = lease.id not in draft.resting
     since = draft.resting.get(lease.id, draft.now if lease.idleness.since is None else lease.idleness.since)
     since = draft.resting[lease.id] = min(since, draft.now)
@@ -75,8 +75,8 @@ def _rests(lease: Lease, draft: Draft) -> None:
         lease = draft.put(lease.note(draft.now, "may be idle for longer now"))
     if policy.lower_seconds and lasted >= policy.lower_seconds and not lease.idleness.is_preemptible:
         why = f"idle for {format_duration(lasted)}: it gives way to others from now on"
-        lowered = Idleness(since, is_preemptible=True)
-        lease = draft.put(replace(lease, idleness=lowered).note(draft.now, why))
+        preemptible = Idleness(since, is_preemptible=True)
+        lease = draft.put(replace(lease, idleness=preemptible).note(draft.now, why))
     _act(lease, lasted, policy, draft)
 
 

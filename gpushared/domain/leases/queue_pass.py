@@ -42,7 +42,7 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 HOST = ""
 """A node is one host."""
 
-_LADDER = {
+_MODES = {
     PreemptionStep.SUSPEND: PreemptionMode.PAUSE,
     PreemptionStep.REQUEUE: PreemptionMode.REQUEUE,
     PreemptionStep.STOP: PreemptionMode.STOP,
@@ -117,7 +117,7 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Runnin
         _priority(lease, policy),
         now if since is None else since,
         saved_at=now if step is PreemptionStep.SUSPEND else None,
-        step=_LADDER[step],
+        step=_MODES[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
         begun_anew=lease.preemption.begun_anew,
         served=lease.preemption.served_seconds,

@@ -30,11 +30,11 @@ from gpushared.domain.scheduling.placement.gpu_choice import (
     rate,
 )
 from gpushared.domain.scheduling.placement.hosts import (
-    Free,
     Host,
-    changed,
+    HostFree,
+    after_grants,
+    features_of,
     free_of,
-    make_of,
 )
 from gpushared.domain.scheduling.placement.policies import (
     PlacementPolicy,
@@ -117,11 +117,11 @@ class Fleet:
         self._home = {
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
         }
-        makes: dict[tuple[object, ...], int] = {}
-        self._free = [_as_found(host, capacities or {}, makes) for host in self.hosts]
+        known_features: dict[tuple[object, ...], int] = {}
+        self._free = [_free_at_start(host, capacities or {}, known_features) for host in self.hosts]
         self._leases: dict[LeaseId, _Booking] = {}
         self._affinity = ProjectAffinity() if together is Together.PROJECT else None
-        self._undo: list[tuple[int, Free, LeaseId, _Booking | None]] = []
+        self._undo: list[tuple[int, HostFree, LeaseId, _Booking | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
         self._supply = _supply(self.hosts)
@@ -185,7 +185,7 @@ class Fleet:
         found = (refuse(request, capacity) for free in self._free for capacity in free.capacities)
         return Counter(refusal.reason for refusal in found if refusal is not None)
 
-    def free(self, host: str) -> Free:
+    def free(self, host: str) -> HostFree:
         """Return the free capacity of a host."""
         return self._free[self._at[host]]
 
@@ -211,7 +211,7 @@ class Fleet:
         at = self._at[placement.host]
         self._book(lease, None, _Booking(at, request, placement.grants))
 
-    def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
+    def book_existing(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
         """Book many leases that exist already, each on one host; this cannot be undone."""
         by_host: dict[int, list[_Booking]] = {}
         for lease, request, grants in leases:
@@ -270,7 +270,7 @@ class Fleet:
         self._undo.append((booking.host, self._free[booking.host], lease, before))
         self._set(booking.host, self._changed(booking.host, (booking,), sign), lease, after)
 
-    def _changed(self, at: int, bookings: Collection[_Booking], sign: int) -> Free:
+    def _changed(self, at: int, bookings: Collection[_Booking], sign: int) -> HostFree:
         grants = [
             (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
             for one in bookings
@@ -278,9 +278,9 @@ class Fleet:
         ]
         cpu = sum(one.request.host_cpu_milli or 0 for one in bookings)
         memory = sum(one.request.host_memory_bytes or 0 for one in bookings)
-        return changed(self._free[at], grants, cpu, memory, sign)
+        return after_grants(self._free[at], grants, cpu, memory, sign)
 
-    def _set(self, at: int, free: Free, lease: LeaseId, booking: _Booking | None) -> None:
+    def _set(self, at: int, free: HostFree, lease: LeaseId, booking: _Booking | None) -> None:
         self._free[at] = free
         before = self._leases.pop(lease, None)
         if booking is not None:
@@ -391,7 +391,9 @@ def _supply(hosts: Iterable[Host]) -> Mapping[str, float]:
     return {model: count / counts.total() for model, count in counts.items()}
 
 
-def _as_found(host: Host, capacities: FreeCapacities, makes: dict[tuple[object, ...], int]) -> Free:
+def _free_at_start(
+    host: Host, capacities: FreeCapacities, known_features: dict[tuple[object, ...], int]
+) -> HostFree:
     empty = free_capacities(host.gpus, (), {})
     found: Sequence[FreeCapacity] = [capacities.get(gpu, capacity) for gpu, capacity in empty.items()]
-    return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))
+    return free_of(host, found, known_features.setdefault(features_of(host, found), len(known_features)))

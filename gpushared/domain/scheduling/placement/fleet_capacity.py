@@ -33,7 +33,7 @@ def fleet_with(
     capacities = free_capacities((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
     fleet = Fleet(hosts, policy, capacities=capacities, demand_profile=demand_profile, together=together)
     here = ((lease, [grant for grant in lease.grants if grant.gpu in capacities]) for lease in leases)
-    fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
+    fleet.book_existing([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
     return fleet
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.instances import best_fit, wants_instances
-from gpushared.domain.scheduling.placement.hosts import Free, memory_level
+from gpushared.domain.scheduling.placement.hosts import HostFree, memory_level
 from gpushared.domain.scheduling.placement.policies import PlacementPolicy
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -32,7 +32,7 @@ class HostReason(StrEnum):
 
 def rate(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
     project_affinity: Collection[GpuId] = (),
@@ -52,13 +52,13 @@ def rate(
     ranks = _ranks(need, free, policy, closed, project_affinity)
     if len(ranks) < need.count:
         return _lack(need, free)
-    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
+    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _choose_linked(need, free, ranks)
     return _score(need, free, policy, chosen)
 
 
 def choose(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
     project_affinity: Collection[GpuId] = (),
@@ -66,13 +66,13 @@ def choose(
     """Return the positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
         return ()
-    chosen = _together(need, free, _ranks(need, free, policy, closed, project_affinity))
+    chosen = _choose_linked(need, free, _ranks(need, free, policy, closed, project_affinity))
     return tuple(rank[3] for rank in chosen)
 
 
 def _ranks(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId],
     project_affinity: Collection[GpuId],
@@ -82,11 +82,11 @@ def _ranks(
         return _instance_ranks(need, free, closed)
     plain = need.plain and free.uniform
     ranks = (_plain_ranks if plain else _ordinary_ranks)(need, free, policy, closed)
-    return _drawn_to(project_affinity, ranks, free, policy) if project_affinity else ranks
+    return _with_affinity(project_affinity, ranks, free, policy) if project_affinity else ranks
 
 
-def _drawn_to(
-    project_affinity: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: PlacementPolicy
+def _with_affinity(
+    project_affinity: Collection[GpuId], ranks: Sequence[Rank], free: HostFree, policy: PlacementPolicy
 ) -> list[Rank]:
     """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
@@ -97,7 +97,9 @@ def _drawn_to(
     ]
 
 
-def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
+def _ordinary_ranks(
+    need: Need, free: HostFree, policy: PlacementPolicy, closed: Collection[GpuId]
+) -> list[Rank]:
     ranks = []
     last = policy.whole_gpus_last and not need.whole
     for at, capacity in enumerate(free.capacities):
@@ -113,7 +115,9 @@ def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Col
     return ranks
 
 
-def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
+def _plain_ranks(
+    need: Need, free: HostFree, policy: PlacementPolicy, closed: Collection[GpuId]
+) -> list[Rank]:
     """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
     gpu = free.capacities[0].gpu
     memory, permille = need.on(gpu)
@@ -133,7 +137,7 @@ def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collec
     return ranks if memory > 0 else []
 
 
-def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
+def _instance_ranks(need: Need, free: HostFree, closed: Collection[GpuId]) -> list[Rank]:
     """Rank MIG instances: the smallest that is enough comes first, whatever the policy.
 
     Instances are leased whole.
@@ -150,7 +154,7 @@ def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[R
     ]
 
 
-def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+def _choose_linked(need: Need, free: HostFree, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     """Choose GPUs of one group of fast links, if any group has enough; else of few groups.
 
     Among groups the one wins that breaks into the fewest untouched GPUs, then the smallest: larger groups
@@ -171,7 +175,7 @@ def _broken_into(group: Sequence[Rank]) -> float:
     return sum(rank[0] for rank in group)
 
 
-def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
+def _score(need: Need, free: HostFree, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
     untouched = part = 0.0
     taken = broken = 0
     for rank in chosen:
@@ -182,7 +186,7 @@ def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Ran
     return untouched, part, policy.host(need, free, min(taken, free.total_permille), broken)
 
 
-def _lack(need: Need, free: Free) -> HostReason:
+def _lack(need: Need, free: HostFree) -> HostReason:
     """Return why too few GPUs can take their part."""
     if need.pinned and not {capacity.gpu.id for capacity in free.capacities}.issuperset(need.pinned):
         return HostReason.OTHER_HOST

@@ -36,7 +36,7 @@ def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class HostFree:
     """Hold the free capacity of a host.
 
     Values never change: a decision replaces them, and undoing it brings them back. ``levels``: how much of
@@ -58,13 +58,13 @@ class Free:
     uniform: bool
     """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
     twin: int | None = None
-    """A number that all untouched hosts of the same make share; None once the host has given something."""
+    """A number that all untouched hosts with equal features share; None once the host has given something."""
 
 
-def free_of(host: Host, capacities: Sequence[FreeCapacity], twin: int | None = None) -> Free:
+def free_of(host: Host, capacities: Sequence[FreeCapacity], twin: int | None = None) -> HostFree:
     """Return the free capacity of a host with these GPUs, while none of its CPU and memory is taken."""
     levels = tuple(level_of(capacity) for capacity in capacities)
-    return Free(
+    return HostFree(
         tuple(capacities),
         UNLIMITED if host.cpu_milli is None else host.cpu_milli,
         UNLIMITED if host.memory_bytes is None else host.memory_bytes,
@@ -79,8 +79,8 @@ def free_of(host: Host, capacities: Sequence[FreeCapacity], twin: int | None = N
     )
 
 
-def make_of(host: Host, capacities: Sequence[FreeCapacity]) -> tuple[object, ...]:
-    """Return the features that hosts of the same make share: all that placement reads but the names."""
+def features_of(host: Host, capacities: Sequence[FreeCapacity]) -> tuple[object, ...]:
+    """Return all features that placement reads of a host, but the names: equal hosts have equal features."""
     gpus = tuple(
         (
             replace(capacity.gpu, id=GpuId("")),
@@ -109,9 +109,9 @@ def memory_level(free_bytes: int, gpu: Gpu) -> int:
     return -(-free_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
 
 
-def changed(
-    free: Free, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
-) -> Free:
+def after_grants(
+    free: HostFree, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
+) -> HostFree:
     """Return the host after grants were taken (``sign`` 1) or given back (-1).
 
     Each entry of ``grants`` has the GPU's position, the grant, and True if nobody else may be on that GPU.
@@ -122,7 +122,7 @@ def changed(
         capacities[at] = change(capacities[at], grant, exclusive=exclusive)
     for at in {at for at, _, _ in grants}:
         levels[at] = level_of(capacities[at])
-    return Free(
+    return HostFree(
         tuple(capacities),
         free.cpu_milli - sign * cpu_milli,
         free.memory_bytes - sign * memory_bytes,

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.scheduling.placement.demand_profile import MOST_GPUS, DemandProfile
-from gpushared.domain.scheduling.placement.hosts import UNLIMITED, Free
+from gpushared.domain.scheduling.placement.hosts import UNLIMITED, HostFree
 from gpushared.domain.scheduling.placement.request_shape import Need
 
 FREE_GPU_WEIGHT = 0.02
@@ -64,7 +64,7 @@ class PlacementPolicy(Protocol):
     def model(self, name: str) -> float:
         """Return the cost of 1 permille of a GPU of this model, borne by requests that only this model serves."""
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
         """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory.
 
         ``broken``: the number of untouched GPUs among those that are taken.
@@ -83,7 +83,7 @@ class Pack:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return float(free.total_permille - taken)
 
 
@@ -99,7 +99,7 @@ class Spread:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return -float(free.total_permille - taken)
 
 
@@ -132,7 +132,7 @@ class Fragmentation:
     def model(self, name: str) -> float:
         return self._wanted.get(name, 0.0)
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
         cost = FREE_GPU_WEIGHT * (free.total_permille - taken)
         if broken:
             untouched = min(free.untouched, MOST_GPUS)
