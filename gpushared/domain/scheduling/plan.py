@@ -173,11 +173,11 @@ def _serve_a_claim(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> bool
     while (line := queue.first()) is not None:
         candidate = line.candidates[0]
         models = scheduling_pass.quota_usage.claims(candidate, scheduling_pass.places)
-        placement = scheduling_pass.claim(candidate, models) if models else None
+        placement = scheduling_pass.place_claim(candidate, models) if models else None
         if placement is None:
             scheduling_pass.note_unmet(queue.drop(), guaranteed=bool(models))
             continue
-        scheduling_pass.settle(candidate, placement, turn=candidate is queue.turn)
+        scheduling_pass.book(candidate, placement, turn=candidate is queue.turn)
         queue.advance()
         return True
     return False
@@ -202,12 +202,12 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: Sched
         if candidate.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
             break
         placement = (
-            scheduling_pass.at_once(candidate)
+            scheduling_pass.place_at_once(candidate)
             if scheduling_pass.quota_usage.fair(candidate.project) <= average
             else None
         )
         if placement is not None:
-            scheduling_pass.settle(candidate, placement, turn=candidate is queues[candidate.project].turn)
+            scheduling_pass.book(candidate, placement, turn=candidate is queues[candidate.project].turn)
 
 
 def _left_over(
@@ -246,9 +246,9 @@ def _serve_one(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> None:
     if turn is None and scheduling_pass.is_done(candidate.lease.id):
         queue.advance()
         return
-    answer = scheduling_pass.ordinary(candidate, turn=turn is not None)
+    answer = scheduling_pass.place_ordinary(candidate, turn=turn is not None)
     if not isinstance(answer, PassDecision):
-        scheduling_pass.settle(candidate, answer, turn=turn is not None)
+        scheduling_pass.book(candidate, answer, turn=turn is not None)
     elif turn is not None:
         scheduling_pass.verdicts[candidate.lease.id] = answer
     else:

@@ -116,18 +116,18 @@ class SchedulingPass:
         """Return the grants that are kept for the fixed quotas, by project."""
         return self._fixed.grants()
 
-    def depart(self, holder: RunningLease) -> None:
+    def book_out(self, holder: RunningLease) -> None:
         """Book a lease out."""
         lease, left_bytes = holder.lease, memory_left([holder])
         self.places.give(lease.id, lease.request, lease.grants, left_bytes=left_bytes)
         self.quota_usage.remove(holder)
 
-    def stay(self, holder: RunningLease) -> None:
-        """Book a lease in again."""
+    def book_back(self, holder: RunningLease) -> None:
+        """Undo ``book_out``."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
         self.quota_usage.add(holder)
 
-    def arrive(
+    def book_in(
         self, candidate: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
     ) -> RunningLease:
         """Book grants; their lease is safe from the rest of this pass."""
@@ -141,13 +141,13 @@ class SchedulingPass:
         self.quota_usage.add(holder)
         return holder
 
-    def settle(self, candidate: PendingRequest, placement: PlacementPlan, *, turn: bool) -> None:
+    def book(self, candidate: PendingRequest, placement: PlacementPlan, *, turn: bool) -> None:
         """Book the placement of a request: now, or for the time when the victims have left."""
         if placement.victims is None:
             placement = self._grown(candidate, placement)
             self.grants[candidate.lease.id] = placement.grants
         else:
-            self._let_go(candidate, placement.victims)
+            self._book_out_victims(candidate, placement.victims)
             self._vacate(placement.victims.holders)
             victims = tuple(victim(holder, self.now) for holder in placement.victims.holders)
             preemption = Preemption(
@@ -158,7 +158,7 @@ class SchedulingPass:
         self.release(candidate.lease.id)
         if candidate.lease.request.lease_class is FIXED_CLASS:
             self._fixed.use(candidate.project, placement.grants)
-        self.arrive(candidate, placement.grants, placement.behind)
+        self.book_in(candidate, placement.grants, placement.behind)
         if turn:
             self.turns[candidate.project] = self.now
 
@@ -182,10 +182,10 @@ class SchedulingPass:
         """
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
-            self.depart(holder)
+            self.book_out(holder)
         if not self._has(winner, preemption.grants):
             for holder in new:
-                self.stay(holder)
+                self.book_back(holder)
             return
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
@@ -196,7 +196,7 @@ class SchedulingPass:
             self.grants[winner.lease.id] = preemption.grants
             if preemption.turn:
                 self.turns[winner.project] = self.now
-        self.arrive(winner, preemption.grants)
+        self.book_in(winner, preemption.grants)
 
     def _has(self, winner: PendingRequest, grants: tuple[Grant, ...]) -> bool:
         """Return True if the request still fits on exactly these GPUs."""
@@ -206,11 +206,11 @@ class SchedulingPass:
         except KeyError:
             return False
 
-    def _let_go(self, candidate: PendingRequest, victims: Victims) -> list[RunningLease]:
+    def _book_out_victims(self, candidate: PendingRequest, victims: Victims) -> list[RunningLease]:
         """Book out the victims that no other winner has, and return them."""
         new = [holder for holder in victims.holders if holder.lease.id not in self._leaving]
         for holder in new:
-            self.depart(holder)
+            self.book_out(holder)
         self._unreleased.leave(new)
         self._unreleased.promise(candidate, victims.grants)
         return new
@@ -235,7 +235,7 @@ class SchedulingPass:
 
     # --- what is tried -------------------------------------------------------------------------------------
 
-    def claim(self, candidate: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
+    def place_claim(self, candidate: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
         """Return a placement for a request within its project's guarantee.
 
         The GPUs are free, else taken back, else kept for others.
@@ -247,14 +247,14 @@ class SchedulingPass:
                 return PlacementPlan(grants)
             owed = self._closed(candidate, request, firm_only=True)
             for closed in dict.fromkeys((self._closed(candidate, request), owed)):
-                placement = self._free(request, closed) or self._taken_back(
+                placement = self._free(request, closed) or self._by_preemption(
                     candidate, request, closed, claim=True
                 )
                 if placement is not None:
                     return placement
         return None
 
-    def at_once(self, candidate: PendingRequest) -> PlacementPlan | None:
+    def place_at_once(self, candidate: PendingRequest) -> PlacementPlan | None:
         """Return a placement on GPUs that are free and kept for no other request."""
         allowed = self._allowed(candidate)
         if not isinstance(allowed, Request) or not self._room_anywhere(("", allowed)):
@@ -270,7 +270,7 @@ class SchedulingPass:
         with self._fixed.lifted(candidate.project) as own_parts:
             yield own_parts
 
-    def ordinary(self, candidate: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
+    def place_ordinary(self, candidate: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
         """Return a placement for a request beyond its project's guarantee, or why there is none."""
         allowed = self._allowed(candidate)
         if isinstance(allowed, PassDecision):
@@ -292,10 +292,10 @@ class SchedulingPass:
         kept = frozenset(grant.gpu for grant in anywhere) & closed
         if anywhere and not kept:
             return PlacementPlan(anywhere)
-        placement = self._beside(candidate, kind, closed) if kept else None
+        placement = self._off_kept_gpus(candidate, kind, closed) if kept else None
         if placement is not None:
             return placement
-        placement = self._taken_back(candidate, allowed, closed, turn=turn)
+        placement = self._by_preemption(candidate, allowed, closed, turn=turn)
         if placement is not None:
             return placement
         return self._wait(candidate, allowed, kept, turn=turn)
@@ -327,7 +327,7 @@ class SchedulingPass:
             known = self._anywhere[kind] = version, self.places.place(kind[1])
         return known[1]
 
-    def _beside(
+    def _off_kept_gpus(
         self, candidate: PendingRequest, kind: _Kind, closed: frozenset[GpuId]
     ) -> PlacementPlan | None:
         """Return a placement on GPUs that are kept for no other request.
@@ -350,7 +350,7 @@ class SchedulingPass:
         grants = self.places.place(request, closed=closed)
         return PlacementPlan(grants) if grants else None
 
-    def _taken_back(
+    def _by_preemption(
         self,
         candidate: PendingRequest,
         request: Request,
@@ -363,11 +363,11 @@ class SchedulingPass:
         if not (claim or turn or self._preemption_rules.may_preempt(candidate)):
             return None
         if claim or turn:
-            victims = self._left_beside(request, closed)
+            victims = self._on_vacated_gpus(request, closed)
             if victims is not None and not self._fixed_at_stake(candidate, victims):
                 return PlacementPlan(victims.grants, victims)
         may_go, later = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
-        may_go = {lease: holder for lease, holder in may_go.items() if not self._new(lease)}
+        may_go = {lease: holder for lease, holder in may_go.items() if not self.is_done(lease)}
         for _ in range(TRIES if may_go else 0):
             victims = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
             at_stake = NOTHING if victims is None else self._fixed_at_stake(candidate, victims)
@@ -387,12 +387,12 @@ class SchedulingPass:
         unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
             lacking = arranged(self.policy, self.quota_usage, self.places, unreleased).lacking_permille
-            new = self._let_go(candidate, victims)
-            winner = self.arrive(candidate, victims.grants)
+            new = self._book_out_victims(candidate, victims)
+            winner = self.book_in(candidate, victims.grants)
             more = arranged(self.policy, self.quota_usage, self.places, self._unreleased).lacking_permille
-            self.depart(winner)
+            self.book_out(winner)
             for holder in new:
-                self.stay(holder)
+                self.book_back(holder)
         self._unreleased = unreleased
         return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants if more > lacking)
 
@@ -403,7 +403,7 @@ class SchedulingPass:
         ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
         return self.policy.project(holder.project).has_fixed and not ours
 
-    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
+    def _on_vacated_gpus(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
         """Return a placement beside another winner's part, on GPUs that other leases are leaving already."""
         grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
@@ -413,9 +413,6 @@ class SchedulingPass:
             if any(grant.gpu in gpus for grant in holder.lease.grants)
         )
         return Victims(leaving, grants, frozenset({PreemptionReason.CLAIM})) if leaving else None
-
-    def _new(self, lease: LeaseId) -> bool:
-        return lease in self.grants or lease in self.verdicts
 
     # --- what is kept --------------------------------------------------------------------------------------
 
