@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpushared.domain.model.lease import Grant
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.scheduling.placement.hosts import Free, Host
+from gpushared.domain.scheduling.placement.hosts import Host, HostFree
 from gpushared.domain.scheduling.placement.request_shape import Need
 
 Best = tuple[float, int, int]
@@ -28,7 +28,7 @@ class Fgd:
         self._tasks = [(request, count / total) for request, count in counts.items()]
         self._names = [host.name for host in hosts]
         self._models = [host.gpus[0].name if host.gpus else "" for host in hosts]
-        self._known: dict[Request, list[tuple[Free, Best | None] | None]] = {}
+        self._known: dict[Request, list[tuple[HostFree, Best | None] | None]] = {}
 
     def place(self, fleet: Fleet, request: Request) -> Placement | NoPlace:
         need = Need.of(request)
@@ -44,15 +44,17 @@ class Fgd:
         if best is None:
             return NoPlace({})
         (_, _, gpu), at = best
-        rooms = fleet.free(self._names[at]).rooms
-        fitting = [room for room in rooms if need.fits(room)][: need.count]
-        chosen = [rooms[gpu]] if gpu >= 0 else fitting
-        return Placement(self._names[at], tuple(Grant(room.gpu.id, *need.on(room.gpu)) for room in chosen))
+        capacities = fleet.free(self._names[at]).capacities
+        fitting = [capacity for capacity in capacities if need.fits(capacity)][: need.count]
+        chosen = [capacities[gpu]] if gpu >= 0 else fitting
+        return Placement(
+            self._names[at], tuple(Grant(capacity.gpu.id, *need.on(capacity.gpu)) for capacity in chosen)
+        )
 
-    def _cost(self, need: Need, free: Free, model: str) -> Best | None:
+    def _cost(self, need: Need, free: HostFree, model: str) -> Best | None:
         if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:
             return None
-        places = [at for at, room in enumerate(free.rooms) if need.fits(room)]
+        places = [at for at, capacity in enumerate(free.capacities) if need.fits(capacity)]
         if len(places) < need.count:
             return None
         share = need.request.compute_permille or 0

@@ -27,7 +27,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.fleet import Fleet, NoPlace, Placement
-from gpushared.domain.scheduling.placement.hosts import Free, Host
+from gpushared.domain.scheduling.placement.hosts import Host, HostFree
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -47,7 +47,7 @@ class FirstFit:
     def model(self, name: str) -> float:  # noqa: ARG002
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002
         return 0.0
 
 
@@ -63,9 +63,9 @@ class Random:
         host = next((host.name for host in order if fits(need, fleet.free(host.name))), None)
         if host is None:
             return NoPlace({})
-        rooms = [room for room in fleet.free(host).rooms if need.fits(room)]
-        chosen = self._random.sample(rooms, need.count)
-        return Placement(host, tuple(Grant(room.gpu.id, *need.on(room.gpu)) for room in chosen))
+        capacities = [capacity for capacity in fleet.free(host).capacities if need.fits(capacity)]
+        chosen = self._random.sample(capacities, need.count)
+        return Placement(host, tuple(Grant(capacity.gpu.id, *need.on(capacity.gpu)) for capacity in chosen))
 
 
 Placer = Callable[[Fleet, Request], Placement | NoPlace]
@@ -88,13 +88,15 @@ class Run:
     """Of the slices of GPUs, those that share their GPU with another one of their project."""
 
 
-def fits(need: Need, free: Free) -> bool:
+def fits(need: Need, free: HostFree) -> bool:
     """Return True if the host can take the request, without any of the fleet's short cuts."""
-    if max((room.free_permille for room in free.rooms), default=0) < (need.request.compute_permille or 0):
+    if max((capacity.free_permille for capacity in free.capacities), default=0) < (
+        need.request.compute_permille or 0
+    ):
         return False
     if need.cpu_milli > free.cpu_milli or need.memory_bytes > free.memory_bytes:
         return False
-    return sum(need.fits(room) for room in free.rooms) >= need.count
+    return sum(need.fits(capacity) for capacity in free.capacities) >= need.count
 
 
 def replay(hosts: Sequence[Host], load: Load, policy: str, seed: int, together: Together) -> Run:

@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
-from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetCapacity, fleet_with
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.plan import plan
@@ -117,14 +117,14 @@ def _time_passes(
     usage = Usage(policy.half_life_seconds)
     leases = [one.lease for one in holders]
     fleet = fleet_with(hosts, leases, {}, PolicyName.PACK)
-    index = HolderIndex(policy, FleetPlaces(fleet), holders)  # a pool keeps it from pass to pass, too
+    index = HolderIndex(policy, FleetCapacity(fleet), holders)  # a pool keeps it from pass to pass, too
     index.sink(10 * HOUR)
     took = []
     for _ in range(25):
         copy = fleet.copy()
         for request in {one.lease.request for one in waiting}:
             copy.place(request)  # a fleet that lives on knows its order of the hosts from the pass before
-        places = FleetPlaces(copy)
+        places = FleetCapacity(copy)
         began = time.process_time()  # the machine is shared
         made = plan(waiting, index, places, usage, policy, 10 * HOUR)
         took.append(time.process_time() - began)

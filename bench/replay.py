@@ -24,7 +24,7 @@ from gpushared.domain.model.lease import (
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.scheduling.pass_records import PreemptionMode
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetCapacity
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.queue_order import shared
@@ -140,7 +140,7 @@ class Cluster:
             [Host(name, tuple(_gpu(name, at) for at in range(gpus)), cpu, memory) for name in names], policy
         )
 
-    def places(self, running: Sequence[Job], waiting: Iterable[Job] = ()) -> FleetPlaces:
+    def places(self, running: Sequence[Job], waiting: Iterable[Job] = ()) -> FleetCapacity:
         """Return the free capacity; the memory of a paused job stays on its host."""
         wanted = {job.lease.id: (job.lease.request, job.grants) for job in running}
         for job in waiting:
@@ -160,7 +160,7 @@ class Cluster:
                 host = self._fleet.host_of(grants[0].gpu)
                 self._fleet.take(lease, request, Placement(host, grants if request.gpu_count else ()))
         self._fleet.commit()
-        return FleetPlaces(self._fleet.copy())
+        return FleetCapacity(self._fleet.copy())
 
 
 def _gpu(host: str, index: int) -> Gpu:

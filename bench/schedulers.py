@@ -19,7 +19,7 @@ from gpushared.domain.scheduling.pass_records import (
     PreemptionMode,
     RunningLease,
 )
-from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetCapacity
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -101,7 +101,7 @@ class Preemptive:
         return Orders(starts, list(evicted.values()), min(again, new))
 
     def _room(
-        self, job: Job, behind: Sequence[Job], places: FleetPlaces
+        self, job: Job, behind: Sequence[Job], places: FleetCapacity
     ) -> tuple[tuple[Grant, ...], list[Job]]:
         """Grants, and the fewest of those behind that must go, the last in the order first."""
         request = job.lease.request

@@ -62,7 +62,7 @@ class Worker(Node):
                 self._begin(order)
             else:
                 self._told[0].refused += 1
-        if taken.todo is OrderWork.END and order.key in self._held:
+        if taken.work is OrderWork.END and order.key in self._held:
             self._end(order.key, Ending(EndKind.CANCELLED, "cancelled"))
         return taken.report
 

@@ -138,17 +138,17 @@ class IdleQuietConfig(QuietTimesConfig):
     days: str = setting("", Text("days like `sat,sun`, or empty", is_days), "Days that are quiet as a whole.")
 
 
-def idle_with(general: IdleConfig, said: Mapping[str, Any]) -> IdleConfig:
+def idle_with(general: IdleConfig, settings: Mapping[str, Any]) -> IdleConfig:
     """Put a project's own settings over the general ones.
 
     The project's action holds for all classes that the project does not name.
     """
-    if "action" in said:
+    if "action" in settings:
         general = replace(general, build="", train="", infer="")
-    return replace(general, **said)
+    return replace(general, **settings)
 
 
-def quiet_with(general: QuietTimesConfig, said: Mapping[str, Any]) -> QuietTimesConfig:
+def quiet_with(general: QuietTimesConfig, settings: Mapping[str, Any]) -> QuietTimesConfig:
     """Put a project's own settings over those of quiet times; the quiet hours are the same for everybody."""
     held = {one.name: getattr(general, one.name) for one in fields(QuietTimesConfig)}
-    return QuietTimesConfig(**{**held, **said})
+    return QuietTimesConfig(**{**held, **settings})

@@ -421,8 +421,8 @@ class Key:
 def keys_of(section: type) -> dict[str, Key]:
     """Return the settings of a section (or of ``Preset``) by name, in the order of the reference."""
     keys = (
-        Key(said["key"] or made.name, made.name, said["kind"], said["doc"], made.default)
+        Key(metadata["key"] or made.name, made.name, metadata["kind"], metadata["doc"], made.default)
         for made in fields(section)
-        if (said := made.metadata)
+        if (metadata := made.metadata)
     )
     return {key.name: key for key in keys}

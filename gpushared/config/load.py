@@ -30,7 +30,7 @@ from gpushared.domain.scheduling.projects import Policy, problems
 
 ENVIRONMENT_SEPARATOR = "__"
 DEFAULT_ORIGIN = "default"
-MAX_PROBLEMS_TOLD = 20
+MAX_PROBLEMS_SHOWN = 20
 
 DEFAULT_PATH = NODE.path
 
@@ -230,16 +230,16 @@ def projects_of(found: Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[
         project = projects[at[1]]
         match at[2:]:
             case (word, model) if word == MODELS:
-                said: Mapping[str, Any] = {"models": {**project.models, model: QuotaConfig(**parts)}}
+                changes: Mapping[str, Any] = {"models": {**project.models, model: QuotaConfig(**parts)}}
             case (word,) if word == NOTIFY:
-                said = {"notify": ProjectNotifyConfig(**parts)}
+                changes = {"notify": ProjectNotifyConfig(**parts)}
             case (_, _):
-                said = {"quiet": quiet_with(quiet, parts)}
+                changes = {"quiet": quiet_with(quiet, parts)}
             case (_,):
-                said = {"idle": idle_with(idle, parts)}
+                changes = {"idle": idle_with(idle, parts)}
             case _:
-                said = parts
-        projects[at[1]] = replace(project, **said)
+                changes = parts
+        projects[at[1]] = replace(project, **changes)
     return projects
 
 
@@ -269,22 +269,22 @@ def check_presets(presets: Mapping[str, Preset], draft: ConfigDraft) -> None:
     """Complain of presets that nobody could ask for."""
     for name, preset in presets.items():
         try:
-            read_request(preset.ask, {})
+            read_request(preset.spec, {})
         except (RequestError, NotFound) as error:
             draft.complain(draft.last_origin(PRESETS, name), f"{PRESETS}.{name}: {error.message}", error.hint)
 
 
 def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: ConfigDraft) -> None:
     """Complain of a name that is neither a size nor a preset."""
-    said = gate.dev_containers
-    if said is None or said == ALL_GPUS or said in presets:
+    size = gate.dev_containers
+    if size is None or size == ALL_GPUS or size in presets:
         return
     try:
-        parse_gpu_range(said)
+        parse_gpu_range(size)
     except RequestError:
         draft.complain(
             draft.last_origin("gate", "dev_containers"),
-            f"gate.dev_containers: {shown(said)} is neither a size nor one of the presets",
+            f"gate.dev_containers: {shown(size)} is neither a size nor one of the presets",
             f"presets: {', '.join(sorted(presets)) or 'none are configured'}",
         )
 
@@ -347,10 +347,10 @@ def raise_problems(draft: ConfigDraft) -> None:
         ((message, hint),) = draft.problems
         raise ConfigError(message, hint=hint or draft.schema.show)
     lines = [f"  {message}" + (f" ({hint})" if hint else "") for message, hint in draft.problems]
-    told, more = lines[:MAX_PROBLEMS_TOLD], len(lines) - MAX_PROBLEMS_TOLD
+    shown_lines, more = lines[:MAX_PROBLEMS_SHOWN], len(lines) - MAX_PROBLEMS_SHOWN
     if more > 0:
-        told.append(f"  and {more} more")
+        shown_lines.append(f"  and {more} more")
     raise ConfigError(
-        f"{len(lines)} things are wrong in the configuration:\n" + "\n".join(told),
+        f"{len(lines)} things are wrong in the configuration:\n" + "\n".join(shown_lines),
         hint=f"see {draft.schema.page}",
     )

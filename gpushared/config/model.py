@@ -267,7 +267,7 @@ class Preset:
     description: str = setting("", Text(), "One line for whoever chooses.")
 
     @property
-    def ask(self) -> RequestSpec:
+    def spec(self) -> RequestSpec:
         """Return the preset as the domain reads it."""
         return RequestSpec(
             gpu=self.gpu,

@@ -21,7 +21,7 @@ from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, PoolStep
+from gpushared.domain.jobs.coordinator_state import PoolState, PoolStep
 from gpushared.domain.jobs.job import Job, Owner
 from gpushared.domain.jobs.job_commands import check_whose
 from gpushared.domain.jobs.member import Member
@@ -36,6 +36,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import JobId
+from gpushared.domain.scheduling.pass_records import NEVER
 from gpushared.jobs.job_records import (
     JOB,
     MEMBER,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
-from gpushared.domain.jobs.coordinator_state import PoolState, array_key, kind_of
+from gpushared.domain.jobs.coordinator_state import PoolState, array_key, shape_of
 from gpushared.domain.jobs.job import (
     AttemptState,
     Cancelled,
@@ -120,7 +120,7 @@ def wait_code(job: Job, state: PoolState, now: float) -> str:
         return JobReason.ARRAY_LIMIT
     if state.rules.here:
         return Reason.QUEUE_ORDER
-    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
+    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
     return "" if verdict is None else str(verdict.reason or "")
 
 
@@ -154,7 +154,7 @@ def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsho
             f"its client waits on node {job.spec.origin}, which is not heard of",
             "it may have a place as soon as that node is heard of",
         )
-    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(kind_of(job, state.policy))
+    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
     if verdict is not None and verdict.reason is WaitReason.RESOURCES:
         why = _why_no_room(job, state, now, snapshot)
         return why if verdict.text == NO_ROOM.text else replace(why, sentence=verdict.text)

@@ -58,7 +58,7 @@ def _search(message: audit_pb2.ListAuditRequest, caller: Caller) -> Search:
         after=message.after if message.HasField("after") else None,
         before=message.before or None,
         limit=message.limit or LISTED,
-        told=not caller.trusted,
+        hides_missing=not caller.trusted,
     )
 
 

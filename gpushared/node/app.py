@@ -284,7 +284,7 @@ class Daemon:
             loop,
             self._parts.engine,
             self._troubles,
-            self._audit.told,
+            self._audit.take_finding,
             gate=gate_name(config.node.state_dir),
             barred=(str(self._runtime_dir), config.node.state_dir, engine, *ENGINES_OWN),
             leases_directory=str(self._runtime_dir / "leases"),
@@ -608,7 +608,7 @@ class Daemon:
         """
         self._config = config
         self._audit.config = config.audit
-        self._audit.told_of_reload()
+        self._audit.take_reload()
         if self._gate is None:
             return  # the daemon is still starting, and will read the new configuration here
         self._loop.take_rules(rules_of(config))
@@ -631,12 +631,12 @@ class Daemon:
 
     def not_reloaded(self, error: GpushareError) -> None:
         """Note that a reload failed: the old configuration stays."""
-        self._audit.told_of_reload(error)
+        self._audit.take_reload(error)
 
     def _set_defaults(self) -> None:
         """Set the defaults for requests that do not give a value, and the presets that requests name."""
         self._lease_service.max_waits = dict(self._config.gate.max_wait)
-        presets = {name: preset.ask for name, preset in self._config.presets.items()}
+        presets = {name: preset.spec for name, preset in self._config.presets.items()}
         self._api.presets = self._lease_service.presets = presets
         self._api.preset_texts = {name: preset.description for name, preset in self._config.presets.items()}
 

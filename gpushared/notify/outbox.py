@@ -29,7 +29,7 @@ from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 from gpushared.notify.payload import Origin, for_receiver, payload_of, to_text
 from gpushared.notify.targets import Routes, Target, Way, read_target
 from gpushared.ports import Clock
-from gpushared.storage.notification_file import Delivery, NewEvent, Remembered, SqliteNotifications
+from gpushared.storage.notification_file import Delivery, NewEvent, OutboxContents, SqliteNotifications
 
 log = logging.getLogger(__name__)
 
@@ -89,24 +89,24 @@ class NotificationOutbox:
         self.joining: Callable[[int], Awaitable[Iterable[str]]] = _no_cgroups
         """Return the files by which a command joins its user's cgroups, empty without such cgroups."""
 
-    async def open(self) -> Remembered:
+    async def open(self) -> OutboxContents:
         """Return what the file remembers, once it can be read. A trouble says why it cannot."""
         while True:
             try:
                 now = self._clock.now()
                 await self._file.keep_targets(self._routes().configured, now)
-                remembered = await self._file.remembered(now)
+                contents = await self._file.contents(now)
             except (OutboxUnavailable, TimedOut, ConfigError) as error:
                 self._file_failed(error)
                 await asyncio.sleep(self._timing.file_seconds)
                 continue
             self._file_works()
-            self._since = dict(remembered.targets)
-            for target in remembered.waiting:
+            self._since = dict(contents.targets)
+            for target in contents.waiting:
                 self._serve(target)
             self._wake.set()
             self.opened.set()
-            return remembered
+            return contents
 
     def add(self, events: Iterable[Notification], *, late: bool = False) -> None:
         """Take events; ``late``: they happened before a restart, and new targets are not told of them."""

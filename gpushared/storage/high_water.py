@@ -65,8 +65,8 @@ class HighWaterMark:
 def read_high_water(path: Path) -> HighWater:
     """Return the mark, or an empty one without a file. Raises ConfigError."""
     try:
-        told = json.loads(path.read_bytes())
-        return HighWater(int(told["epoch"]), int(told["revision"]), bool(told.get("doubted", False)))
+        facts = json.loads(path.read_bytes())
+        return HighWater(int(facts["epoch"]), int(facts["revision"]), bool(facts.get("doubted", False)))
     except FileNotFoundError:
         return HighWater()
     except (OSError, ValueError, KeyError, TypeError) as error:

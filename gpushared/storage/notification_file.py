@@ -89,18 +89,18 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """Hold what the file knows at a start: since when there are the file and each target, and told events."""
+class OutboxContents:
+    """Hold the file's contents at a start: the events it knows, and since when the file and each target exist."""
 
     since: float
     targets: Mapping[str, float]
-    told: tuple[tuple[str, str, str], ...]
+    known_events: tuple[tuple[str, str, str], ...]
     waiting: tuple[str, ...]
     """The targets with deliveries that wait."""
 
 
-Dropped = Mapping[str, int]
-"""How many deliveries were dropped, by target."""
+DroppedByTarget = Mapping[str, int]
+"""The number of deliveries that were dropped, by target."""
 
 
 class NotificationFile(SqliteFile):
@@ -109,14 +109,14 @@ class NotificationFile(SqliteFile):
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
         super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
 
-    def remembered(self, now: float) -> Remembered:
-        """Return what is known; a new file begins at ``now``."""
+    def contents(self, now: float) -> OutboxContents:
+        """Return the contents; a new file begins at ``now``."""
         with self._writing() as db:
             db.execute("INSERT OR IGNORE INTO target VALUES (?, ?)", (FILE_ITSELF, now))
             targets = dict(db.execute("SELECT name, since FROM target").fetchall())
-            told = tuple(db.execute("SELECT subject, kind, occasion FROM event").fetchall())
+            known_events = tuple(db.execute("SELECT subject, kind, occasion FROM event").fetchall())
             waiting = tuple(name for (name,) in db.execute("SELECT DISTINCT target FROM delivery").fetchall())
-        return Remembered(targets.pop(FILE_ITSELF), targets, told, waiting)
+        return OutboxContents(targets.pop(FILE_ITSELF), targets, known_events, waiting)
 
     def keep_targets(self, names: Collection[str], now: float) -> None:
         """Record since when each configured target exists, and forget the others with their deliveries."""
@@ -127,7 +127,7 @@ class NotificationFile(SqliteFile):
             db.executemany("DELETE FROM target WHERE name = ?", gone)
             db.executemany("DELETE FROM delivery WHERE target = ?", gone)
 
-    def add(self, events: Sequence[NewEvent], now: float, most: int) -> Dropped:
+    def add(self, events: Sequence[NewEvent], now: float, most: int) -> DroppedByTarget:
         """Write events with their deliveries; an event that is known already stays as it is.
 
         Of more than ``most`` waiting deliveries the oldest of the owner with the most of them are dropped.
@@ -163,7 +163,7 @@ class NotificationFile(SqliteFile):
         with self._writing() as db:
             db.execute("UPDATE delivery SET tries = tries + 1 WHERE number = ?", (number,))
 
-    def prune(self, now: float, oldest: float, live: Collection[str]) -> Dropped:
+    def prune(self, now: float, oldest: float, live: Collection[str]) -> DroppedByTarget:
         """Drop deliveries from before ``oldest``, and forget old events but those of the ``live`` subjects."""
         with self._writing() as db:
             dropped = _dropped(db, db.execute(_OLD, (oldest,)).fetchall())
@@ -173,7 +173,7 @@ class NotificationFile(SqliteFile):
         return dropped
 
 
-def _shrunk(db: sqlite3.Connection, most: int) -> Dropped:
+def _shrunk(db: sqlite3.Connection, most: int) -> DroppedByTarget:
     (count,) = db.execute("SELECT count(*) FROM delivery").fetchone()
     dropped: Counter[str] = Counter()
     while (surplus := count - most - dropped.total()) > 0:
@@ -200,13 +200,13 @@ class SqliteNotifications(Calls):
         super().__init__("notifications", path, WORDS, timeout_seconds=timeout_seconds)
         self._store = NotificationFile(path, busy_seconds=busy_seconds)
 
-    async def remembered(self, now: float) -> Remembered:
-        return await self._call(lambda: self._store.remembered(now))
+    async def contents(self, now: float) -> OutboxContents:
+        return await self._call(lambda: self._store.contents(now))
 
     async def keep_targets(self, names: Collection[str], now: float) -> None:
         await self._call(lambda: self._store.keep_targets(names, now))
 
-    async def add(self, events: Sequence[NewEvent], now: float, most: int) -> Dropped:
+    async def add(self, events: Sequence[NewEvent], now: float, most: int) -> DroppedByTarget:
         return await self._call(lambda: self._store.add(events, now, most))
 
     async def next_of(self, target: str) -> Delivery | None:
@@ -218,7 +218,7 @@ class SqliteNotifications(Calls):
     async def failed(self, number: int) -> None:
         await self._call(lambda: self._store.failed(number))
 
-    async def prune(self, now: float, oldest: float, live: Collection[str]) -> Dropped:
+    async def prune(self, now: float, oldest: float, live: Collection[str]) -> DroppedByTarget:
         return await self._call(lambda: self._store.prune(now, oldest, live))
 
     async def close(self) -> None:

@@ -261,7 +261,7 @@ def test_a_thousand_wrong_things_do_not_fill_the_screen(files: Files) -> None:
 
 def test_a_preset_is_put_together_from_several_files(files: Files) -> None:
     path = files("[presets.small]\ngpu = '0.25'\n", a="[presets.small]\nclass = 'build'\ntime = '8h'\n")
-    assert load(path).config.presets["small"].ask == RequestSpec(gpu="0.25", lease_class="build", time="8h")
+    assert load(path).config.presets["small"].spec == RequestSpec(gpu="0.25", lease_class="build", time="8h")
 
 
 UNREADABLE = """

@@ -54,7 +54,7 @@ def test_people_and_projects_are_as_many_as_one_names(tmp_path: Path) -> None:
     assert config.users["ada"].principals == ("ada@lab", "adal@ws3")
     assert config.users["ada"].admin
     assert config.users["*"].principals == ("*@lab",)
-    assert config.presets["small"].ask.gpu == "0.25"
+    assert config.presets["small"].spec.gpu == "0.25"
     assert config.projects["vision"].guaranteed == 2000
     assert config.projects["vision"].models["NVIDIA H100 80GB HBM3"].guaranteed == 1000
 

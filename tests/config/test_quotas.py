@@ -159,6 +159,6 @@ def test_what_is_wrong_is_said_as_a_sentence_with_its_file(tmp_path: Path, text:
 
 def test_a_preset_may_name_project_and_priority_and_is_checked(tmp_path: Path) -> None:
     preset = loaded(tmp_path, '[presets.p]\ngpu = "0.5"\nproject = "vision"\npriority = "10"\n').presets["p"]
-    assert (preset.ask.project, preset.ask.priority) == ("vision", "10")
+    assert (preset.spec.project, preset.spec.priority) == ("vision", "10")
     with pytest.raises(ConfigError, match="is not a priority"):
         loaded(tmp_path, '[presets.p]\ngpu = "0.5"\npriority = "high"\n')

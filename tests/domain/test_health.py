@@ -210,7 +210,7 @@ def test_a_lease_over_several_gpus_ends_too_and_its_other_part_comes_free() -> N
     node.exit(lease, 1)
     node.lose(ONE)
     assert isinstance(node.lease(lease).state, Ended)
-    assert node.state.rooms()[TWO.id].free_permille == 1000
+    assert node.state.capacities()[TWO.id].free_permille == 1000
 
 
 def test_a_reservation_on_a_sick_gpu_ends_without_waiting_for_a_container() -> None:
@@ -401,4 +401,4 @@ def test_a_gpus_drain_holds_for_its_instances() -> None:
     drained = node.state.drain_of(part.id)
     assert drained is not None
     assert drained.sick
-    assert node.state.rooms()[part.id].gpu.trouble == "fell off the bus (XID 79)"
+    assert node.state.capacities()[part.id].gpu.trouble == "fell off the bus (XID 79)"

@@ -10,7 +10,7 @@ from gpushared.domain.leases import events as m
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.surroundings import free_of_host
-from gpushared.domain.leases.terms import mix_of, still_meant
+from gpushared.domain.leases.terms import demand_profile_of, without_ended
 from gpushared.domain.model.errors import NeverFits, NotFound, RequestError
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.gpu_names import models_named
@@ -82,7 +82,7 @@ def test_leases_that_it_names_must_be_known_when_it_is_asked_first(field: str) -
     asked = {field: (str(other.id), "l-zzzz")}
     with pytest.raises(NotFound, match="l-zzzz"):
         ask(state, replace(QUARTER, **asked))  # type: ignore[arg-type]  # of any of these fields
-    again = still_meant(replace(QUARTER, **asked), state.leases)  # type: ignore[arg-type]  # as above
+    again = without_ended(replace(QUARTER, **asked), state.leases)  # type: ignore[arg-type]  # as above
     assert getattr(again, field) == (other.id,)
 
 
@@ -107,7 +107,7 @@ def test_bytes_count_as_the_share_beside_which_they_were_granted() -> None:
     state, lease = ask(node(), bytes_only)
     (size,) = state.demand_profile.counts
     assert size.permille == lease.grants[0].compute_permille == 100
-    assert mix_of([lease]).counts == {size: 1.0}
+    assert demand_profile_of([lease]).counts == {size: 1.0}
 
 
 def test_a_suspended_container_keeps_its_memory_but_not_its_cpus() -> None:

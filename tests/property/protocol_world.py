@@ -469,7 +469,7 @@ class Search:
         order = self.messages.values[number][1]
         assert not isinstance(order, Report | StaleEpoch)
         taken = self.take(before.book, order)
-        if self.story.quick and taken.todo is attempt_log.OrderWork.PREPARE:
+        if self.story.quick and taken.work is attempt_log.OrderWork.PREPARE:
             return self._changed(
                 self._side(replace(before, book=taken.attempt_log)), node, order.key, RESERVES
             )

@@ -14,14 +14,14 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.pass_records import (
     PendingRequest,
     Plan,
     Preemption,
     RunningLease,
 )
-from gpushared.domain.scheduling.placement.free_capacity import Rooms, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacities, free_capacities
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -77,13 +77,13 @@ class QueueWorld:
             for at, count in enumerate(self.hosts)
         }
 
-    def rooms(self, leases: Iterable[Lease]) -> Rooms:
-        return rooms_of((gpu for gpus in self.gpus().values() for gpu in gpus), leases, {})
+    def capacities(self, leases: Iterable[Lease]) -> FreeCapacities:
+        return free_capacities((gpu for gpus in self.gpus().values() for gpu in gpus), leases, {})
 
-    def places(self, leases: Iterable[Lease]) -> RoomPlaces:
-        rooms = self.rooms(leases)
-        return RoomPlaces(
-            {host: {gpu.id: rooms[gpu.id] for gpu in gpus} for host, gpus in self.gpus().items()}
+    def places(self, leases: Iterable[Lease]) -> HostCapacity:
+        capacities = self.capacities(leases)
+        return HostCapacity(
+            {host: {gpu.id: capacities[gpu.id] for gpu in gpus} for host, gpus in self.gpus().items()}
         )
 
     def submit(self, project: str, request: Request, priority: int | None = None) -> LeaseId:

@@ -26,7 +26,7 @@ from gpushared.domain.scheduling.placement.free_capacity import (
     need_on,
     place,
 )
-from tests.property.test_placement import rooms
+from tests.property.test_placement import capacities
 from tests.property.test_queue import BIG, SMALL, Node, limited, node
 from tests.property.worlds import COUNT_RANGES, ELASTIC, LIMITS, MEMORY_RANGES, REQUESTS, SHARE_RANGES
 
@@ -40,7 +40,7 @@ def grown(request: Request, world: dict[GpuId, FreeCapacity]) -> tuple[Grant, ..
     return largest(request, lambda size: granted(size, world))
 
 
-@given(SHARE_RANGES, rooms())
+@given(SHARE_RANGES, capacities())
 def test_a_range_of_shares_gets_the_largest_that_fits(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_range_of_shares_gets_the_largest_that_fits(
         assert not granted(replace(least(request), compute_permille=share, memory_permille=share), world)
 
 
-@given(MEMORY_RANGES, rooms())
+@given(MEMORY_RANGES, capacities())
 def test_a_mib_more_than_a_range_of_memory_gets_would_not_fit(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_mib_more_than_a_range_of_memory_gets_would_not_fit(
     )
 
 
-@given(COUNT_RANGES, rooms())
+@given(COUNT_RANGES, capacities())
 def test_a_range_of_gpus_gets_all_that_are_free_up_to_its_end(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_range_of_gpus_gets_all_that_are_free_up_to_its_end(
     assert len(grown(request, world)) == (expected if expected >= request.gpu_count else 0)
 
 
-@given(ELASTIC, rooms())
+@given(ELASTIC, capacities())
 def test_whether_a_range_fits_is_a_matter_of_its_least(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -85,14 +85,14 @@ def test_whether_a_range_fits_is_a_matter_of_its_least(
     )
 
 
-@given(ELASTIC, rooms())
+@given(ELASTIC, capacities())
 def test_the_same_world_gives_the_same_size(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """In whatever order its GPUs are listed."""
     backwards = dict(reversed(list(world.items())))
     assert sorted(grown(request, world), key=str) == sorted(grown(request, backwards), key=str)
 
 
-@given(REQUESTS, rooms())
+@given(REQUESTS, capacities())
 def test_what_was_held_is_a_request_for_exactly_that(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -109,9 +109,9 @@ def test_what_was_held_is_a_request_for_exactly_that(
 
 def check(world: Node) -> None:
     """Nothing is sold twice, and every grant is what was asked for."""
-    for room in world.state.rooms().values():
-        assert room.free_permille >= 0
-        assert room.free_bytes >= 0
+    for capacity in world.state.capacities().values():
+        assert capacity.free_permille >= 0
+        assert capacity.free_bytes >= 0
     for lease in world.state.holders():
         check_range(lease, world)
 

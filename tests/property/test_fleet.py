@@ -96,11 +96,11 @@ def fits_somewhere(fleet: Fleet, request: Request, closed: Collection[GpuId], on
     for host in fleet.hosts:
         free = fleet.free(host.name)
         able = [
-            room
-            for room in free.rooms
-            if refuse(request, room) is None
-            and room.gpu.id not in closed
-            and (not request.models or room.gpu.name in request.models)
+            capacity
+            for capacity in free.capacities
+            if refuse(request, capacity) is None
+            and capacity.gpu.id not in closed
+            and (not request.models or capacity.gpu.name in request.models)
         ]
         if (
             host.name in only
@@ -158,9 +158,9 @@ class FleetMachine(RuleBasedStateMachine):
         assert not only or placed.host in only, "near what it is to be near"
         assert not request.gpus or gpus == set(request.gpus)
         for gpu in gpus:
-            room = self.fleet.room(gpu)
-            assert refuse(request, room) is None
-            assert not request.models or room.gpu.name in request.models
+            capacity = self.fleet.capacity(gpu)
+            assert refuse(request, capacity) is None
+            assert not request.models or capacity.gpu.name in request.models
 
     @rule(lease=consumes(leases))
     def end(self, lease):
@@ -186,7 +186,9 @@ class FleetMachine(RuleBasedStateMachine):
         before, mark = self._picture(self.fleet), self.fleet.mark()
         twin = Fleet(self.fleet.hosts, self.fleet.policy, demand_profile=self.fleet.demand_profile.copy())
         held = {one: placed for one in self.requests if (placed := self.fleet.holder(one))}
-        twin.find([(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants])
+        twin.book_existing(
+            [(one, self.requests[one], placed.grants) for one, placed in held.items() if placed.grants]
+        )
         ending = [one for one in held if data.draw(st.booleans())]
         self.fleet.give_all([*ending, LeaseId("nobody")])
         for one in ending:
@@ -195,7 +197,7 @@ class FleetMachine(RuleBasedStateMachine):
         hosts_with_gpus = [host.name for host in self.fleet.hosts if host.gpus]
         if all(placed.grants for placed in held.values()):
             for host in hosts_with_gpus:
-                assert self.fleet.free(host).rooms == twin.free(host).rooms
+                assert self.fleet.free(host).capacities == twin.free(host).capacities
                 assert self.fleet.free(host).cpu_milli == twin.free(host).cpu_milli
             assert self.fleet.place(request) == twin.place(request)
         self.fleet.undo(mark)
@@ -237,10 +239,10 @@ class FleetMachine(RuleBasedStateMachine):
             free = self.fleet.free(host.name)
             assert free.cpu_milli >= 0
             assert free.memory_bytes >= 0
-            for room in free.rooms:
-                assert room.free_bytes >= 0
-                assert room.free_permille >= 0
-                assert not room.exclusive or room.leases == 1
+            for capacity in free.capacities:
+                assert capacity.free_bytes >= 0
+                assert capacity.free_permille >= 0
+                assert not capacity.exclusive or capacity.leases == 1
 
     @invariant()
     def all_that_was_given_is_accounted_for(self):
@@ -248,10 +250,10 @@ class FleetMachine(RuleBasedStateMachine):
         for host in self.fleet.hosts:
             for gpu in host.gpus:
                 grants = [grant for placed in held for grant in placed.grants if grant.gpu == gpu.id]
-                room = self.fleet.room(gpu.id)
-                assert room.free_bytes == gpu.leasable_bytes - sum(grant.memory_bytes for grant in grants)
+                capacity = self.fleet.capacity(gpu.id)
+                assert capacity.free_bytes == gpu.leasable_bytes - sum(grant.memory_bytes for grant in grants)
                 taken = sum(grant.compute_permille for grant in grants)
-                assert room.free_permille == WHOLE_PERMILLE - taken
+                assert capacity.free_permille == WHOLE_PERMILLE - taken
 
 
 TestFleet = FleetMachine.TestCase

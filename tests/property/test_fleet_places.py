@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import Lease, LeaseId, Reserved
 from gpushared.domain.model.request import Isolation, Request
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
-from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
-from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.host_capacity import HostCapacity
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetCapacity, fleet_with
+from gpushared.domain.scheduling.placement.free_capacity import free_capacities
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName
 
@@ -38,27 +38,27 @@ def _gpus(sizes: list[int]) -> tuple[Gpu, ...]:
 )
 def test_the_fleet_and_the_rooms_agree(sizes, asked, last, data):
     gpus = _gpus(sizes)
-    rooms = RoomPlaces({"": rooms_of(gpus, (), {})})
-    fleet = FleetPlaces(fleet_with([Host("", gpus)], (), {}, PolicyName.PACK))
+    capacities = HostCapacity({"": free_capacities(gpus, (), {})})
+    fleet = FleetCapacity(fleet_with([Host("", gpus)], (), {}, PolicyName.PACK))
     held: list[Lease] = []
     for number, request in enumerate(asked):
-        grants = rooms.place(request)
+        grants = capacities.place(request)
         assert fleet.place(request) == grants
         if grants:
             lease = Lease(
                 LeaseId(f"l-{number}"), number, request, 0, "user", 0.0, Reserved(grants, 0.0, 0.0), "device"
             )
             held.append(lease)
-            rooms.take(lease.id, request, grants)
+            capacities.take(lease.id, request, grants)
             fleet.take(lease.id, request, grants)
     gone = [lease for lease in held if data.draw(st.booleans())]
     closed = {gpu.id for gpu in gpus if data.draw(st.integers(0, 3)) == 0}
-    assert fleet.place(last, gone=gone, closed=closed) == rooms.place(last, gone=gone, closed=closed)
+    assert fleet.place(last, gone=gone, closed=closed) == capacities.place(last, gone=gone, closed=closed)
     for lease in gone:
         fleet.give(lease.id, lease.request, lease.grants)
-        rooms.give(lease.id, lease.request, lease.grants)
-    assert fleet.place(last, host="") == rooms.place(last, host="")
-    made_anew = FleetPlaces(
+        capacities.give(lease.id, lease.request, lease.grants)
+    assert fleet.place(last, host="") == capacities.place(last, host="")
+    made_anew = FleetCapacity(
         fleet_with([Host("", gpus)], [one for one in held if one not in gone], {}, PolicyName.PACK)
     )
     assert made_anew.place(last) == fleet.place(last)

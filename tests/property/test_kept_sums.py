@@ -201,13 +201,16 @@ def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
 
 def _drawn(snapshot: ClusterSnapshot, pool: Pool) -> tuple[Any, ...]:
     state: PoolState = pool.state
-    places = snapshot.drawn(state, state.policy, pool.now)
+    places = snapshot.refresh(state, state.policy, pool.now)
     snapshot.holder_index.sink(pool.now)
     books = [
         snapshot.holder_index.running.books(now) for now in (pool.now, pool.now - HOUR, pool.now + 3 * HOUR)
     ]
-    troubles = {host: [room.gpu.trouble for room in rooms] for host, rooms in places.rooms().items()}
-    return places.rooms(), troubles, told(snapshot.holder_index, pool.now), books
+    troubles = {
+        host: [capacity.gpu.trouble for capacity in capacities]
+        for host, capacities in places.capacities().items()
+    }
+    return places.capacities(), troubles, told(snapshot.holder_index, pool.now), books
 
 
 def _something(pool: Pool, number: int, chance: random.Random) -> None:

@@ -50,7 +50,7 @@ def fleet_of(sizes: list[int], policy: PolicyName, together: Together) -> Fleet:
 
 
 def untouched(fleet: Fleet, placed: Placement) -> int:
-    return sum(not fleet.room(grant.gpu).leases for grant in placed.grants)
+    return sum(not fleet.capacity(grant.gpu).leases for grant in placed.grants)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(PolicyName), STEPS)
@@ -90,7 +90,7 @@ def as_made_anew(
 ) -> Fleet:
     other = fleet_of(sizes, name, together)
     other.demand_profile = fleet.demand_profile
-    other.find([(lease, request, placed.grants) for lease, (request, placed) in held.items()])
+    other.book_existing([(lease, request, placed.grants) for lease, (request, placed) in held.items()])
     return other
 
 

@@ -35,7 +35,7 @@ from gpushared.domain.model.request import Caller, Request
 from gpushared.node.runtime.lease_notifier import LeaseNotifier
 from gpushared.node.runtime.loop import Loop
 from gpushared.notify.outbox import NotificationOutbox
-from gpushared.storage.notification_file import Remembered
+from gpushared.storage.notification_file import OutboxContents
 
 ALICE, ROOT = Caller(1000, 1000, "alice"), Caller(0, 0, "root", trusted=True)
 GPUS = tuple(Gpu(GpuId(f"GPU-{n}"), n, "H100", 81920 * MIB, 81920 * MIB) for n in range(2))
@@ -104,7 +104,7 @@ class NotifiedNode(RuleBasedStateMachine):
         self.notifier = LeaseNotifier(
             cast("Loop", self.loop), cast("NotificationOutbox", self.outbox), lambda: 600
         )
-        self.notifier.begin(Remembered(0.0, {}, tuple(self.file), ()))
+        self.notifier.begin(OutboxContents(0.0, {}, tuple(self.file), ()))
 
     def send(self, event: m.Event) -> None:
         self.now += 0.01

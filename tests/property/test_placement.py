@@ -27,7 +27,7 @@ from tests.property.worlds import GIB, INSTANCES, PINNED, REQUESTS, SIZES_MIB, S
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> dict[GpuId, FreeCapacity]:
+def capacities(draw: st.DrawFn) -> dict[GpuId, FreeCapacity]:
     """Up to four GPUs, in use in all ways that can come about."""
     found = {}
     for index in range(draw(st.integers(1, 4))):
@@ -57,21 +57,21 @@ def _used(one: Gpu, stray: int, use: str, memory_permille: int, compute_permille
     return FreeCapacity(one, free - held, WHOLE_PERMILLE - compute_permille, 2, stray_bytes=stray)
 
 
-def fits(request: Request, room: FreeCapacity) -> bool:
+def fits(request: Request, capacity: FreeCapacity) -> bool:
     """The definition, said without the reasons."""
-    if room.gpu.trouble or room.exclusive or (request.gpus and room.gpu.id not in request.gpus):
+    if capacity.gpu.trouble or capacity.exclusive or (request.gpus and capacity.gpu.id not in request.gpus):
         return False
     of_mig = request.isolation is Isolation.MIG
-    if room.gpu.split or of_mig != (room.gpu.mig is not None):
+    if capacity.gpu.split or of_mig != (capacity.gpu.mig is not None):
         return False
-    if of_mig and room.gpu.mig is not None and not _enough(request, room.gpu.mig):
+    if of_mig and capacity.gpu.mig is not None and not _enough(request, capacity.gpu.mig):
         return False
     if request.wants_whole_gpus:
-        quiet = room.stray_bytes * WHOLE_PERMILLE <= STRAY_PERMILLE * room.gpu.leasable_bytes
-        return room.leases == 0 and quiet and room.free_bytes >= max(1, request.memory_bytes or 0)
-    need = need_on(request, room.gpu)
-    enough_memory = 0 < need.memory_bytes <= room.free_bytes
-    return enough_memory and need.compute_permille <= room.free_permille
+        quiet = capacity.stray_bytes * WHOLE_PERMILLE <= STRAY_PERMILLE * capacity.gpu.leasable_bytes
+        return capacity.leases == 0 and quiet and capacity.free_bytes >= max(1, request.memory_bytes or 0)
+    need = need_on(request, capacity.gpu)
+    enough_memory = 0 < need.memory_bytes <= capacity.free_bytes
+    return enough_memory and need.compute_permille <= capacity.free_permille
 
 
 def _enough(request: Request, mig: MigInstance) -> bool:
@@ -79,14 +79,14 @@ def _enough(request: Request, mig: MigInstance) -> bool:
     return memory <= mig.memory_permille and compute <= mig.compute_permille
 
 
-@given(REQUESTS, rooms())
+@given(REQUESTS, capacities())
 def test_placement_grants_exactly_when_some_choice_of_gpus_fits(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
     """Every choice of so many GPUs is tried beside it."""
     count = len(request.gpus) or request.gpu_count
     possible = any(
-        all(fits(request, room) for room in chosen) for chosen in combinations(world.values(), count)
+        all(fits(request, capacity) for capacity in chosen) for chosen in combinations(world.values(), count)
     )
     answer = place(request, world)
     assert is_grant(answer) == possible
@@ -97,13 +97,13 @@ def test_placement_grants_exactly_when_some_choice_of_gpus_fits(
 def _check_grants(request: Request, grants: list[Grant], world: dict[GpuId, FreeCapacity]) -> None:
     assert len({grant.gpu for grant in grants}) == len(grants) == (len(request.gpus) or request.gpu_count)
     for grant in grants:
-        room = world[grant.gpu]
-        assert fits(request, room)
-        assert 0 < grant.memory_bytes <= room.free_bytes
-        assert 0 < grant.compute_permille <= room.free_permille
+        capacity = world[grant.gpu]
+        assert fits(request, capacity)
+        assert 0 < grant.memory_bytes <= capacity.free_bytes
+        assert 0 < grant.compute_permille <= capacity.free_permille
 
 
-@given(REQUESTS, rooms())
+@given(REQUESTS, capacities())
 def test_every_gpu_that_was_not_good_enough_says_why(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -111,10 +111,10 @@ def test_every_gpu_that_was_not_good_enough_says_why(
     answer = place(request, world)
     assume(not is_grant(answer))
     refused = {one.gpu for one in answer if not isinstance(one, Grant)}
-    assert refused == {gpu for gpu, room in world.items() if not fits(request, room)}
+    assert refused == {gpu for gpu, capacity in world.items() if not fits(request, capacity)}
 
 
-@given(SLICES, rooms())
+@given(SLICES, capacities())
 def test_a_slice_leaves_whole_gpus_whole_where_it_can(
     request: Request, world: dict[GpuId, FreeCapacity]
 ) -> None:
@@ -122,12 +122,12 @@ def test_a_slice_leaves_whole_gpus_whole_where_it_can(
     answer = place(request, world)
     assume(is_grant(answer))
     taken = [world[one.gpu] for one in answer]
-    in_use = [room for room in world.values() if room.leases and fits(request, room)]
-    fresh = sum(room.leases == 0 for room in taken)
+    in_use = [capacity for capacity in world.values() if capacity.leases and fits(request, capacity)]
+    fresh = sum(capacity.leases == 0 for capacity in taken)
     assert fresh == max(0, request.gpu_count - len(in_use))
 
 
-@given(SLICES, rooms())
+@given(SLICES, capacities())
 def test_a_slice_goes_where_least_is_left(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """No other GPU in the same use would have been left with less compute."""
     answer = place(request, world)
@@ -159,11 +159,11 @@ def test_an_instance_is_the_smallest_that_will_do(request: Request, world: dict[
     assume(is_grant(answer))
     taken = {one.gpu for one in answer}
     largest = max(world[gpu_id].gpu.leasable_bytes for gpu_id in taken)
-    left = [room for gpu_id, room in world.items() if gpu_id not in taken and fits(request, room)]
-    assert all(room.gpu.leasable_bytes >= largest for room in left)
+    left = [capacity for gpu_id, capacity in world.items() if gpu_id not in taken and fits(request, capacity)]
+    assert all(capacity.gpu.leasable_bytes >= largest for capacity in left)
 
 
-@given(st.one_of(SLICES, WHOLE, PINNED, INSTANCES), rooms())
+@given(st.one_of(SLICES, WHOLE, PINNED, INSTANCES), capacities())
 def test_the_same_world_gives_the_same_answer(request: Request, world: dict[GpuId, FreeCapacity]) -> None:
     """In whatever order its GPUs are listed."""
     backwards = dict(reversed(list(world.items())))

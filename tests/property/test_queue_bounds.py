@@ -51,8 +51,8 @@ def _flood(world: QueueWorld, names: list[str], chance: random.Random, longest: 
 def _excess(world: QueueWorld, names: list[str]) -> float:
     """How much more than each other project the first one used, in GPU-seconds that count."""
     holder_index = HolderIndex(world.policy, world.places(()), world.holders.values())
-    ledger = QuotaUsage(holder_index, world.usage, world.now)
-    return sum(max(0.0, ledger.fair(names[0]) - ledger.fair(name)) for name in names)
+    quota_usage = QuotaUsage(holder_index, world.usage, world.now)
+    return sum(max(0.0, quota_usage.fair(names[0]) - quota_usage.fair(name)) for name in names)
 
 
 def _given(world: QueueWorld, name: str, began: float) -> float:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.domain.scheduling.pass_records import Plan, Preemption, RunningLease
-from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import free_capacities
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     GivesWay,
@@ -214,15 +214,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_sold_twice(self) -> None:
-        rooms = rooms_of(
+        capacities = free_capacities(
             (gpu for gpus in self.world.gpus().values() for gpu in gpus),
             (one.lease for one in self.world.holders.values()),
             {},
         )
-        for room in rooms.values():
-            assert room.free_permille >= 0
-            assert room.free_bytes >= 0
-            assert not room.exclusive or room.leases == 1
+        for capacity in capacities.values():
+            assert capacity.free_permille >= 0
+            assert capacity.free_bytes >= 0
+            assert not capacity.exclusive or capacity.leases == 1
 
     @invariant()
     def no_limit_is_exceeded(self) -> None:

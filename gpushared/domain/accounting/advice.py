@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gpushared.domain.accounting.account import Account
+from gpushared.domain.accounting.curve import MINUTE_MS
 from gpushared.domain.accounting.replay import QueueThen, earlier_ms
+from gpushared.domain.model.gpu import MIB
 from gpushared.domain.model.units import format_duration, format_memory
 
-MIB = 1 << 20
-MINUTE_MS = 60_000
 LEAST_RUN_MS = 5 * MINUTE_MS
 """A shorter run says nothing about the size of the next one."""
 IDLE_AT_END_MS = 30 * MINUTE_MS

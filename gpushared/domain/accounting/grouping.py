@@ -99,7 +99,7 @@ class Waited(Protocol):
 
 @dataclass(slots=True)
 class Group:
-    """Sum the accounts of one group. ``leases`` are told apart by their sources, whose numbers repeat."""
+    """Sum the accounts of one group. ``leases`` has the source with each lease: sources repeat their numbers."""
 
     key: str
     account: Account = field(default_factory=Account)

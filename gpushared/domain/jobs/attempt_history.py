@@ -13,12 +13,12 @@ TRY_PARTS_KEPT = 128
 """The bound counts all tries of a job together, because they are a part of the job's record. The newest try
 is always kept."""
 MAX_REASON = 100
-_HAVE_BEGUN = {AttemptState.RUNNING, AttemptState.PAUSED}
+BEGUN_STATES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def timed(part: Part, report: Report, submitted_at: float, now: float) -> Part:
     """Return the part with the times of a report, which are wrong by as much as the node's clock is."""
-    if part.started_at is None and (report.started_at is not None or report.state in _HAVE_BEGUN):
+    if part.started_at is None and (report.started_at is not None or report.state in BEGUN_STATES):
         began = now if report.started_at is None else report.started_at
         part = replace(part, started_at=min(max(began, submitted_at), now))
     if report.state.is_final and part.ended_at is None:
@@ -29,7 +29,7 @@ def timed(part: Part, report: Report, submitted_at: float, now: float) -> Part:
 
 def has_run(part: Part) -> bool:
     """Return True if the part ever had a container that began."""
-    return part.started_at is not None or part.state in _HAVE_BEGUN
+    return part.started_at is not None or part.state in BEGUN_STATES
 
 
 def span(parts: Iterable[Part]) -> tuple[float | None, float | None]:

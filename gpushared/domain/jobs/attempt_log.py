@@ -125,7 +125,7 @@ class OrderAnswer:
 
     attempt_log: AttemptLog
     report: Report | StaleEpoch
-    todo: OrderWork = OrderWork.NOTHING
+    work: OrderWork = OrderWork.NOTHING
     attempt: Attempt | None = None
 
 
@@ -246,10 +246,10 @@ def reports(attempt_log: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Repo
             if left < 0:
                 break
             with_spec.add(record.key)
-    return tuple(_told(record, record.key in with_spec) for record in records)
+    return tuple(_report_at_registration(record, record.key in with_spec) for record in records)
 
 
-def _told(record: Attempt, with_spec: bool) -> Report:
+def _report_at_registration(record: Attempt, with_spec: bool) -> Report:
     """Return the report on a record. A gang's part always shows its request, which differs between nodes."""
     report = report_of(record, with_spec=with_spec)
     return replace(report, request=record.request) if record.gang else report
@@ -371,12 +371,12 @@ def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
     return Attempt(order.key, AttemptState.REFUSED, 0, now, ending=ending)
 
 
-def _answer(attempt_log: AttemptLog, record: Attempt, todo: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
+def _answer(attempt_log: AttemptLog, record: Attempt, work: OrderWork = OrderWork.NOTHING) -> OrderAnswer:
     """Answer with the record, and write the record if it is new."""
     if attempt_log.get(record.key) is not record:
         attempt_log = _written(attempt_log, record)
     record = attempt_log.records[record.key]
-    return OrderAnswer(attempt_log, report_of(record), todo, record)
+    return OrderAnswer(attempt_log, report_of(record), work, record)
 
 
 def _written(attempt_log: AttemptLog, record: Attempt) -> AttemptLog:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs.coordinator_rules import PoolRules
-from gpushared.domain.jobs.coordinator_state import NEVER, PoolState, is_tried_last
+from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import Job, NodeName
 from gpushared.domain.jobs.liveness import takes_work_until
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
@@ -25,17 +25,18 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING
 from gpushared.domain.scheduling.holder_index import HolderIndex
-from gpushared.domain.scheduling.pass_records import PendingRequest
+from gpushared.domain.scheduling.pass_records import NEVER, PendingRequest
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
+from gpushared.domain.scheduling.placement.fleet_capacity import smallest_of_each_model
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.projects import Policy
 
 NODE_MARK = "@"
 """This mark stands before a node's name where a request is to be near a whole node or away from one."""
 
-Taken = tuple[Request, tuple[Grant, ...]]
-Wanted = dict[LeaseId, tuple[PlacedHolder, Taken]]
+Booking = tuple[Request, tuple[Grant, ...]]
+HoldersOnNode = dict[LeaseId, tuple[PlacedHolder, Booking]]
 """The leases to count on a node, each with the request and the grants to book."""
 
 
@@ -83,65 +84,68 @@ class ClusterSnapshot:
         self._fleet = Fleet(())
         self._policy: Policy | None = None
         self._rules: PoolRules | None = None
-        self._payers = QuotaOwners(Policy(), PoolRules())
+        self._quota_owners = QuotaOwners(Policy(), PoolRules())
         self._members: PersistentMap[NodeName, Member] = PersistentMap()
         self._jobs: PersistentMap[NodeName, Mapping[JobId, None]] = PersistentMap()
         self._liveness_from: object = None
-        self._drawn_at = NEVER
+        self._refreshed_at = NEVER
         self._silent_at = -NEVER
-        """Until this time, the passing of time alone does not stop a node from taking work."""
+        """Until this time, no node stops taking work merely because it is silent."""
         self._facts: dict[NodeName, _NodeFacts] = {}
         self._touched: set[NodeName] = set()
         """Nodes with a booking since the last pass; the booking may never come true."""
-        self._taken: dict[NodeName, dict[LeaseId, Taken]] = {}
-        self._held: dict[NodeName, Wanted] = {}
+        self._booked: dict[NodeName, dict[LeaseId, Booking]] = {}
+        self._held: dict[NodeName, HoldersOnNode] = {}
         self._holder_index: HolderIndex | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
         self._by_node: dict[str, tuple[GpuId, ...]] = {}
 
-    def drawn(self, state: PoolState, policy: Policy, now: float) -> ClusterCapacity:
-        """Return the capacity in this state, to place jobs on.
+    def refresh(self, state: PoolState, policy: Policy, now: float) -> ClusterCapacity:
+        """Bring the snapshot up to this state, and return its capacity, to place jobs on.
 
         The next call forgets the bookings made on the capacity.
         """
-        news = self._news(state, now)
-        if self._is_ruled_otherwise(state, policy) or self._is_another_pool(news):
-            everybody = {name: self._look(name, state, now) for name in state.members}
+        news = self._changed_facts(state, now)
+        if self._has_new_rules(state, policy) or self._is_another_pool(news):
+            everybody = {name: self._read_facts(name, state, now) for name in state.members}
             facts = {name: fact for name, fact in everybody.items() if fact is not None}
-            self._begin_anew(facts, state, policy)
+            self._rebuild(facts, state, policy)
         else:
             facts = {
                 name: fact
                 for name, fact in news.items()
                 if fact is not None and (name in self._touched or not fact.same(self._facts.get(name)))
             }
-        self._draw(facts, state, policy)
+        self._update(facts, state, policy)
         self._members, self._jobs = state.members, state.by_node
         self._touched.clear()
         return ClusterCapacity(self, self._fleet, _resting(state, now, self._by_node))
 
-    def _is_ruled_otherwise(self, state: PoolState, policy: Policy) -> bool:
+    def _has_new_rules(self, state: PoolState, policy: Policy) -> bool:
         another = self._policy is not policy and self._policy != policy
         return self._holder_index is None or another or self._rules != state.rules
 
     @property
     def holder_index(self) -> HolderIndex:
         """Return the index of all holders, as of the last pass; callers must not change the index."""
-        assert self._holder_index is not None, "nothing was drawn yet"
+        assert self._holder_index is not None, "refresh comes first"
         return self._holder_index
 
-    def _news(self, state: PoolState, now: float) -> dict[NodeName, _NodeFacts | None]:
-        """Return the current facts of nodes that may have changed since the last pass; None means no node."""
+    def _changed_facts(self, state: PoolState, now: float) -> dict[NodeName, _NodeFacts | None]:
+        """Return the current facts of the nodes that may have changed since the last pass.
+
+        The facts are None for a node that is gone, or has sent no inventory.
+        """
         names = self._touched | state.by_node.changed_since(self._jobs)
         names |= state.members.changed_since(self._members)
-        if not self._drawn_at <= now < self._silent_at or self._liveness_from != _liveness_facts(state):
+        if not self._refreshed_at <= now < self._silent_at or self._liveness_from != _liveness_facts(state):
             self._silent_at = NEVER
             names |= state.members.keys()
-        self._drawn_at, self._liveness_from = now, _liveness_facts(state)
-        return {name: self._look(name, state, now) for name in names}
+        self._refreshed_at, self._liveness_from = now, _liveness_facts(state)
+        return {name: self._read_facts(name, state, now) for name in names}
 
-    def _look(self, name: NodeName, state: PoolState, now: float) -> _NodeFacts | None:
+    def _read_facts(self, name: NodeName, state: PoolState, now: float) -> _NodeFacts | None:
         member = state.members.get(name)
         if member is None or member.inventory is None:
             return None
@@ -162,24 +166,19 @@ class ClusterSnapshot:
                 return True
         return False
 
-    def _begin_anew(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
+    def _rebuild(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
         self._by_node = _owned(facts)
         hosts = [_host(name, facts[name], state, self._by_node[name]) for name in sorted(facts)]
         self._rules, self._policy = state.rules, policy
-        self._payers = QuotaOwners(policy, state.rules)
+        self._quota_owners = QuotaOwners(policy, state.rules)
         self._fleet = Fleet(hosts, state.rules.placement, demand_profile=self._fleet.demand_profile)
         self._facts = {}
-        self._taken, self._held = {name: {} for name in facts}, {name: {} for name in facts}
+        self._booked, self._held = {name: {} for name in facts}, {name: {} for name in facts}
         self._holder_index, self.candidates = HolderIndex(policy, self), {}
         self._gpus = {gpu.id: gpu for host in hosts for gpu in host.gpus}
-        models: dict[str, Gpu] = {}
-        for gpu in self._gpus.values():
-            known = models.get(gpu.name)
-            if known is None or gpu.leasable_bytes < known.leasable_bytes:
-                models[gpu.name] = gpu
-        self._models = models
+        self._models = smallest_of_each_model(self._gpus.values())
 
-    def _draw(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
+    def _update(self, facts: Mapping[NodeName, _NodeFacts], state: PoolState, policy: Policy) -> None:
         """Bring the snapshot up to date with these facts.
 
         Holders that are gone are removed first, because a holder that was on one node may be on another one
@@ -189,30 +188,30 @@ class ClusterSnapshot:
         snapshot = {
             name
             for name, fact in facts.items()
-            if not fact.same_gpus(self._facts.get(name)) or _is_contradictory(self._taken[name])
+            if not fact.same_gpus(self._facts.get(name)) or _is_contradictory(self._booked[name])
         }
-        for name, those in wanted.items():
-            self._let_go(name, those, everybody=name in snapshot)
+        for name, holders in wanted.items():
+            self._remove_holders(name, holders, everybody=name in snapshot)
         for name in snapshot:
             host = _host(name, facts[name], state, self._by_node[name])
-            self._fleet.renew(host, rooms_of(host.gpus, (), dict(facts[name].free.stray_bytes)))
-        for name, those in wanted.items():
-            self._take_in(name, those)
+            self._fleet.renew(host, free_capacities(host.gpus, (), dict(facts[name].free.stray_bytes)))
+        for name, holders in wanted.items():
+            self._add_holders(name, holders)
         self._fleet.commit()
         self._facts.update(facts)
 
-    def _wanted(self, name: NodeName, fact: _NodeFacts, state: PoolState, policy: Policy) -> Wanted:
-        found: Wanted = {}
+    def _wanted(self, name: NodeName, fact: _NodeFacts, state: PoolState, policy: Policy) -> HoldersOnNode:
+        found: HoldersOnNode = {}
         known, gpus = self._held[name], frozenset(self._by_node[name])
-        for one in held_on(fact.member, gpus, known, state, policy, self._payers):
+        for one in held_on(fact.member, gpus, known, state, policy, self._quota_owners):
             lease = one.holder.lease
             before = known.get(lease.id)
             same = before is not None and before[0].holder is one.holder
             found[lease.id] = one, before[1] if same and before else (lease.request, lease.grants)
         return found
 
-    def _let_go(self, name: NodeName, wanted: Wanted, *, everybody: bool) -> None:
-        taken, held = self._taken[name], self._held[name]
+    def _remove_holders(self, name: NodeName, wanted: HoldersOnNode, *, everybody: bool) -> None:
+        taken, held = self._booked[name], self._held[name]
         for lease in list(taken):
             if everybody or lease not in wanted or wanted[lease][1] != taken[lease]:
                 self._fleet.give(lease)
@@ -222,8 +221,8 @@ class ClusterSnapshot:
                 self.holder_index.remove(lease)
                 del held[lease]
 
-    def _take_in(self, name: NodeName, wanted: Wanted) -> None:
-        taken, held = self._taken[name], self._held[name]
+    def _add_holders(self, name: NodeName, wanted: HoldersOnNode) -> None:
+        taken, held = self._booked[name], self._held[name]
         for lease, (one, booked) in wanted.items():
             if lease not in taken:
                 self._fleet.take(lease, booked[0], Placement(name, booked[1]))
@@ -238,7 +237,7 @@ class ClusterSnapshot:
         node = NodeName(self._fleet.host_of(grants[0].gpu))
         self._fleet.take(lease, request, Placement(node, tuple(grants)))
         self._fleet.commit()
-        self._taken[node][lease] = request, tuple(grants)
+        self._booked[node][lease] = request, tuple(grants)
         self._touched.add(node)
 
     def give(self, lease: LeaseId) -> None:
@@ -248,7 +247,7 @@ class ClusterSnapshot:
         node = NodeName(held.host)
         self._fleet.give(lease)
         self._fleet.commit()
-        self._taken[node].pop(lease, None)
+        self._booked[node].pop(lease, None)
         self._touched.add(node)
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -332,11 +331,11 @@ class ClusterCapacity:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return self._snapshot.gpus_of(host)
 
-    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
-        return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
+    def capacities(self) -> Mapping[str, Sequence[FreeCapacity]]:
+        return {host.name: self._fleet.free(host.name).capacities for host in self._fleet.hosts}
 
-    def rooms_on(self, host: str) -> Sequence[FreeCapacity]:
-        return self._fleet.free(host).rooms
+    def capacities_on(self, host: str) -> Sequence[FreeCapacity]:
+        return self._fleet.free(host).capacities
 
     def models(self) -> Mapping[str, Gpu]:
         return self._snapshot.models()
@@ -391,7 +390,7 @@ def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]
     )
 
 
-def _is_contradictory(taken: Mapping[LeaseId, Taken]) -> bool:
+def _is_contradictory(taken: Mapping[LeaseId, Booking]) -> bool:
     """Return True if the holdings, reported at different times, show a GPU shared that one lease has alone.
 
     If such a lease has left a GPU's free capacity, that capacity does not count the other leases any more.
@@ -429,13 +428,13 @@ def _owned(facts: Mapping[NodeName, _NodeFacts]) -> dict[str, tuple[GpuId, ...]]
 
 def _host(name: NodeName, fact: _NodeFacts, state: PoolState, owned: Collection[GpuId]) -> Host:
     inventory, troubles = fact.inventory, dict(fact.free.troubles)
-    mine = frozenset(owned)
+    owned_ids = frozenset(owned)
     gpus = tuple(
         replace(gpu, trouble=fact.away or troubles.get(gpu.id) or gpu.trouble)
         if fact.away or gpu.id in troubles
         else gpu
         for gpu in inventory.gpus
-        if gpu.id in mine
+        if gpu.id in owned_ids
     )
     counts = state.rules.counts_host
     return Host(

@@ -65,7 +65,7 @@ def handle(
     draft = PoolDraft(state, now)
     _apply(event, draft)
     _look_at_alarms(draft)
-    job_placement.place_who_can(draft, snapshot or ClusterSnapshot())
+    job_placement.run_pass_if_due(draft, snapshot or ClusterSnapshot())
     return draft.finish()
 
 
@@ -181,10 +181,10 @@ def _look_at_alarms(draft: PoolDraft) -> None:
         if first is None or first[0] > draft.now:
             return
         draft.state.alarms = draft.state.alarms.drop(first)
-        _ring(Wake(first[1]), first[2], draft)
+        _handle_alarm(Wake(first[1]), first[2], draft)
 
 
-def _ring(what: Wake, whose: str, draft: PoolDraft) -> None:
+def _handle_alarm(what: Wake, whose: str, draft: PoolDraft) -> None:
     match what:
         case Wake.READY:
             if (job := draft.job(JobId(whose))) is not None:
@@ -229,8 +229,8 @@ def _(event: m.NodeHeartbeat, draft: PoolDraft) -> None:
     if news or free != member.free or not liveness.takes_work(member, draft.state, draft.now):
         draft.state.stale = True
     inventory = event.inventory if news else member.inventory
-    beaten = replace(member, heard_at=draft.now, silent_since=None, free=free, inventory=inventory)
-    draft.put_member(beaten, durable=news)
+    updated = replace(member, heard_at=draft.now, silent_since=None, free=free, inventory=inventory)
+    draft.put_member(updated, durable=news)
 
 
 @_apply.register

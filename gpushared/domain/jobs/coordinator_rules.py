@@ -9,10 +9,10 @@ from gpushared.domain.model.gpu import MIB
 from gpushared.domain.scheduling.placement.policies import PolicyName
 from gpushared.domain.scheduling.projects import Policy, PreemptionSetting, Project, with_preemption
 
-TOLD_JOBS = 4096
+MAX_REPORTED_JOBS = 4096
 """A coordinator learns at most this many jobs that it does not remember from one node. That is more than a
 node's running jobs together with the finished jobs that the node reports."""
-TOLD_BYTES = 64 * MIB
+MAX_REPORTED_BYTES = 64 * MIB
 """The descriptions of these jobs take at most this much."""
 
 
@@ -38,8 +38,8 @@ class PoolRules:
     max_queued_per_person: int = 120_000
     """The bound counts waiting jobs."""
     max_queued_bytes_per_person: int = 512 * MIB
-    max_told_per_node: int = TOLD_JOBS
-    max_told_bytes_per_node: int = TOLD_BYTES
+    max_reported_jobs_per_node: int = MAX_REPORTED_JOBS
+    max_reported_bytes_per_node: int = MAX_REPORTED_BYTES
     max_numbers_per_node: int = 100_000
     """A node reports only the numbers of at most this many finished attempts of jobs that are not
     remembered."""

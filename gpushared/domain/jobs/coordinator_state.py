@@ -38,12 +38,10 @@ from gpushared.domain.model.persistent_map import PersistentMap
 from gpushared.domain.model.persistent_sorted_list import PersistentSortedList
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
-from gpushared.domain.scheduling.pass_records import PassDecision, Preemption
+from gpushared.domain.scheduling.pass_records import NEVER, PassDecision, Preemption
 from gpushared.domain.scheduling.project_accounts import AccountsChange, UsageRow
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
-
-NEVER = float("inf")
 
 
 class Wake(StrEnum):
@@ -62,7 +60,7 @@ class Wake(StrEnum):
 
 Alarm = tuple[float, str, str]
 """The time of the alarm, its ``Wake``, and the name of the job or node."""
-Booked = Mapping[NodeName, tuple[Grant, ...]]
+GrantsByNode = Mapping[NodeName, tuple[Grant, ...]]
 IdKey = tuple[str, bool, JobId]
 """The job's person, whether the job is over, and its id."""
 NameKey = tuple[str, str, bool, int, JobId]
@@ -151,7 +149,7 @@ class PoolState:
     """The unfinished jobs of each realm's users."""
     spec_bytes: int = 0
     """The size of the descriptions of all unfinished jobs."""
-    booked: PersistentMap[JobId, Booked] = field(default_factory=PersistentMap)
+    booked: PersistentMap[JobId, GrantsByNode] = field(default_factory=PersistentMap)
     """The plan for an attempt; the plan counts until the attempt's node reports its holdings."""
     alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
     verdicts: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)
@@ -354,7 +352,7 @@ class PoolDraft:
         self._charge(before, job)
         if isinstance(job.state, Ended):
             state.jobs = state.jobs.drop(job.id)
-            self._bury(job)
+            self._remember_ended(job)
         else:
             state.jobs = state.jobs.put(job.id, job)
         self.line_up(job)
@@ -390,14 +388,14 @@ class PoolDraft:
     def _line_up(self, job: Job, *, ready: bool) -> None:
         state = self.state
         waiting = state.gangs if is_gang(job.spec) else state.waiting
-        kind = kind_of(job, state.policy) if ready else None
+        shape = shape_of(job, state.policy) if ready else None
         known = waiting.where.get(job.id)
-        if known is not None and known[1] != kind:
+        if known is not None and known[1] != shape:
             waiting = waiting.drop(job.id)
-        if kind is not None and (known is None or known[1] != kind):
+        if shape is not None and (known is None or known[1] != shape):
             # A job behind refused jobs with the same request needs no new pass.
-            state.stale = state.stale or kind not in waiting.kinds
-            waiting = waiting.put(job.id, job.sequence, kind)
+            state.stale = state.stale or shape not in waiting.shapes
+            waiting = waiting.put(job.id, job.sequence, shape)
         if is_gang(job.spec):
             state.gangs = waiting
         else:
@@ -465,7 +463,7 @@ class PoolDraft:
             total += permille_of(grants, gpus) if grants else alone
         return total
 
-    def _bury(self, job: Job) -> None:
+    def _remember_ended(self, job: Job) -> None:
         """Remember a finished job, forget the oldest ones, and wake the jobs that waited for this one."""
         state = self.state
         assert isinstance(job.state, Ended)
@@ -596,7 +594,7 @@ def _may_be_placed(job: Job) -> bool:
     return isinstance(job.state, Queued) and not job.held_by and not job.awaits
 
 
-def kind_of(job: Job, policy: Policy) -> JobShape:
+def shape_of(job: Job, policy: Policy) -> JobShape:
     """Return the key that the job shares with the jobs that are decided alike."""
     request = job.spec.request
     rules = policy.classes[request.lease_class]
@@ -662,8 +660,8 @@ def _moved(
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:
     """Return the usage with one more interval; the books of other projects are the same objects as before."""
-    mine = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
-    return replace(usage, books={**usage.books, **mine.record([interval]).books})
+    changed = Usage(usage.half_life_seconds, {interval.project: usage.books.get(interval.project, {})})
+    return replace(usage, books={**usage.books, **changed.record([interval]).books})
 
 
 def _changed_rows(before: Usage, after: Usage) -> tuple[UsageRow, ...]:

@@ -49,7 +49,7 @@ def place_gangs(places: ClusterCapacity, holder_index: HolderIndex, draft: PoolD
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
         return False
-    ledger = QuotaUsage(holder_index, draft.state.usage, draft.now)
+    quota_usage = QuotaUsage(holder_index, draft.state.usage, draft.now)
     jobs = sorted(
         (draft.state.jobs[name] for name in names), key=lambda job: _order(job, holder_index.policy)
     )
@@ -58,7 +58,7 @@ def place_gangs(places: ClusterCapacity, holder_index: HolderIndex, draft: PoolD
         if job.told_by != HERE:
             _end_unvouched(job, draft)
             continue
-        verdict = _over_limit(job, ledger, places) or _place(job, places, draft)
+        verdict = _over_limit(job, quota_usage, places) or _place(job, places, draft)
         if verdict is None:
             placed = True
             continue
@@ -82,17 +82,17 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
     return -(rules.priority + job.priority), job.sequence
 
 
-def _over_limit(job: Job, ledger: QuotaUsage, places: ClusterCapacity) -> PassDecision | None:
+def _over_limit(job: Job, quota_usage: QuotaUsage, places: ClusterCapacity) -> PassDecision | None:
     """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
     request, times = in_full(job.spec.request, places.models()), job.spec.nodes
     models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
     for gpu in models:
-        room = ledger.room_to_limit(job.project, gpu.name, request.lease_class)
-        if room is None or size_on(request, gpu) * times <= room:
+        left = quota_usage.left_to_limit(job.project, gpu.name, request.lease_class)
+        if left is None or size_on(request, gpu) * times <= left:
             return None
     if not models:
         return None
-    return PassDecision(WaitReason.PROJECT_LIMIT, ledger.limit_sentence(job.project))
+    return PassDecision(WaitReason.PROJECT_LIMIT, quota_usage.limit_sentence(job.project))
 
 
 def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:
@@ -171,7 +171,8 @@ def _capable(job: Job, places: ClusterCapacity) -> list[tuple[int, NodeName]]:
         if host in job.refused_by or (job.spec.target and host != job.spec.target):
             continue
         count = sum(
-            room.gpu.id not in places.kept and refuse(one, room) is None for room in places.rooms_on(host)
+            capacity.gpu.id not in places.kept and refuse(one, capacity) is None
+            for capacity in places.capacities_on(host)
         )
         if count:
             found.append((-count, NodeName(host)))
@@ -211,15 +212,21 @@ def _emptiest(job: Job, places: ClusterCapacity) -> Iterator[tuple[int, str]]:
     The nodes with the most free capacity come first.
     """
     one = _single(job, places)
-    free = {host: sum(room.free_permille for room in places.rooms_on(host)) for host in places.hosts()}
+    free = {
+        host: sum(capacity.free_permille for capacity in places.capacities_on(host))
+        for host in places.hosts()
+    }
     for host in sorted(free, key=lambda name: (-free[name], name)):
-        rooms = [_emptied(room) for room in places.rooms_on(host)]
-        count = sum(refuse(one, room) is None for room in rooms)
+        capacities = [_emptied(capacity) for capacity in places.capacities_on(host)]
+        count = sum(refuse(one, capacity) is None for capacity in capacities)
         if count and host not in job.refused_by:
             yield count, host
 
 
-def _emptied(room: FreeCapacity) -> FreeCapacity:
+def _emptied(capacity: FreeCapacity) -> FreeCapacity:
     return FreeCapacity(
-        room.gpu, room.gpu.leasable_bytes - room.stray_bytes, WHOLE_PERMILLE, stray_bytes=room.stray_bytes
+        capacity.gpu,
+        capacity.gpu.leasable_bytes - capacity.stray_bytes,
+        WHOLE_PERMILLE,
+        stray_bytes=capacity.stray_bytes,
     )

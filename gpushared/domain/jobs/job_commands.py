@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpushared.domain.jobs.attempt_history import BEGUN_STATES
 from gpushared.domain.jobs.coordinator_events import (
     CancelAsked,
     ClientGone,
@@ -25,7 +26,6 @@ from gpushared.domain.jobs.job import (
     HERE,
     After,
     AfterKind,
-    AttemptState,
     Cancelled,
     Cancelling,
     Ended,
@@ -42,8 +42,8 @@ from gpushared.domain.jobs.job import (
     Then,
 )
 from gpushared.domain.jobs.job_progress import cancel, end
-from gpushared.domain.jobs.orders import name_of, send
-from gpushared.domain.jobs.protocol import CLIENT_END, CancelPart, GiveBack
+from gpushared.domain.jobs.orders import name_of, send, send_end
+from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
 from gpushared.domain.model.errors import (
     LimitReached,
     NotFound,
@@ -52,7 +52,7 @@ from gpushared.domain.model.errors import (
     Unavailable,
 )
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.domain.model.request import MAX_PRIORITY
+from gpushared.domain.model.request import check_priority
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import project_of
 
@@ -70,9 +70,6 @@ MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 FEWER = "wait for some of them, or cancel some"
 OWN_ROOM = 200
 """However full the pool is, each realm may have one part in this many of the pool's limit."""
-
-
-_HAS_CONTAINER = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -167,17 +164,16 @@ def is_same_request(one: JobSpec, other: JobSpec) -> bool:
     return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
 
 
-def _displace(told: Job, draft: PoolDraft) -> None:
+def _displace(job: Job, draft: PoolDraft) -> None:
     """End a job that only a node reported: its owner submits another job with the same id."""
-    draft.state.old = draft.state.old.drop(told.id)
-    if isinstance(told.state, Ended):
-        draft.forget(told)
-    elif not isinstance(told.state, Queued):
-        key = AttemptKey(told.id, told.state.attempt)
-        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
-        for part in told.parts:
+    draft.state.old = draft.state.old.drop(job.id)
+    if isinstance(job.state, Ended):
+        draft.forget(job)
+    elif not isinstance(job.state, Queued):
+        key = AttemptKey(job.id, job.state.attempt)
+        for part in job.parts:
             if not is_over(part):
-                draft.do(Send(part.node, order))
+                send_end(part.node, key, draft)
 
 
 def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:
@@ -204,8 +200,7 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
     Raises RequestError, NotFound or LimitReached.
     """
     state, rules = draft.state, draft.rules
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise RequestError(f"priority {priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    check_priority(priority)
     if not 1 <= spec.nodes <= MAX_NODES:
         raise RequestError(f"{spec.nodes} nodes are not possible", hint=f"ask for 1 to {MAX_NODES}")
     if spec.target != HERE and spec.target not in state.members:
@@ -253,9 +248,9 @@ def name_taken(name: str, job: JobId | None) -> StateConflict:
 def _check_pool(spec: JobSpec, draft: PoolDraft) -> None:
     """Raise LimitReached if the pool is full, except for a realm with few jobs."""
     state, rules = draft.state, draft.rules
-    mine = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
+    of_realm = state.realms.get(spec.owner.realm, NOTHING).changed(spec, 1)
     own = (rules.max_queued // OWN_ROOM, rules.max_queued_bytes // OWN_ROOM)
-    if not rules.here and mine.jobs <= own[0] and mine.spec_bytes <= own[1]:
+    if not rules.here and of_realm.jobs <= own[0] and of_realm.spec_bytes <= own[1]:
         return
     _check_total(
         Total(len(state.jobs), state.spec_bytes),
@@ -273,9 +268,9 @@ def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
     The nodes that speak for a realm can invent users, so a limit for each person is not enough.
     """
     rules, realm = draft.rules, spec.owner.realm
-    mine = draft.state.realms.get(realm, NOTHING)
+    of_realm = draft.state.realms.get(realm, NOTHING)
     _check_total(
-        mine,
+        of_realm,
         Total(rules.max_queued_per_realm, rules.max_queued_bytes_per_realm),
         spec,
         counted=f"jobs of users of {realm} wait or run",
@@ -368,7 +363,7 @@ def client_gone(event: ClientGone, draft: PoolDraft) -> None:
     elif isinstance(job.state, Placing | Running):
         order = GiveBack(AttemptKey(job.id, job.state.attempt), draft.state.epoch)
         for part in job.state.parts:
-            if part.state not in _HAS_CONTAINER and not is_over(part):
+            if part.state not in BEGUN_STATES and not is_over(part):
                 draft.do(Send(part.node, order))
 
 
@@ -390,8 +385,7 @@ def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
     job = draft.state.find(event.job, event.by)
     waits_here = draft.rules.here and isinstance(job.state, Placing)
     job = job if waits_here else _queued(job)
-    if not -MAX_PRIORITY <= event.priority <= MAX_PRIORITY:
-        raise RequestError(f"priority {event.priority} is not between -{MAX_PRIORITY} and {MAX_PRIORITY}")
+    check_priority(event.priority)
     draft.answer = job.id
     if job.priority != event.priority:
         text = f"{event.by.principal} set its priority to {event.priority}"

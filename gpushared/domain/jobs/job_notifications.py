@@ -6,7 +6,7 @@ were told before are left out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import assert_never
 
 from gpushared.domain.jobs.coordinator_state import PoolState
@@ -26,16 +26,15 @@ from gpushared.domain.jobs.job import (
 )
 from gpushared.domain.jobs.liveness import UNKNOWN_BEATS, beat_seconds
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.model.notification import Notification, NotificationKind
+from gpushared.domain.model.notification import KnownEvents, Notification, NotificationKind
 
-Told = Collection[tuple[NotificationKind, str]]
 NODE_SUBJECT = "node "
 JOB_SUBJECT = "job "
 
 
-def of_job(job: Job, told: Told) -> tuple[Notification, ...]:
+def of_job(job: Job, known: KnownEvents) -> tuple[Notification, ...]:
     """Return the events of a job that were not told yet: the beginning of each attempt, and the end."""
-    return tuple(event for event in _standing(job) if (event.kind, event.occasion) not in told)
+    return tuple(event for event in _standing(job) if (event.kind, event.occasion) not in known)
 
 
 def _standing(job: Job) -> Iterator[Notification]:
@@ -59,17 +58,17 @@ def _standing(job: Job) -> Iterator[Notification]:
             assert_never(job.state)
 
 
-def of_nodes(state: PoolState, now: float, told: Mapping[str, Told]) -> tuple[Notification, ...]:
+def of_nodes(state: PoolState, now: float, known: Mapping[str, KnownEvents]) -> tuple[Notification, ...]:
     """Return the nodes that fell silent or are heard again, as far as that was not told yet."""
     found: list[Notification] = []
     for member in state.members.values():
-        found += _of_node(member, state, now, told.get(NODE_SUBJECT + member.name, ()))
+        found += _of_node(member, state, now, known.get(NODE_SUBJECT + member.name, ()))
     return tuple(found)
 
 
-def _of_node(member: Member, state: PoolState, now: float, told: Told) -> Iterator[Notification]:
-    silent = {occasion for kind, occasion in told if kind is NotificationKind.NODE_SILENT}
-    back = {occasion for kind, occasion in told if kind is NotificationKind.NODE_BACK}
+def _of_node(member: Member, state: PoolState, now: float, known: KnownEvents) -> Iterator[Notification]:
+    silent = {occasion for kind, occasion in known if kind is NotificationKind.NODE_SILENT}
+    back = {occasion for kind, occasion in known if kind is NotificationKind.NODE_BACK}
     heard_at = max(member.heard_at or 0.0, state.started_at)
     patience = UNKNOWN_BEATS * beat_seconds(len(state.members), state.rules)
     subject = NODE_SUBJECT + member.name

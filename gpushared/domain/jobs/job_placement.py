@@ -15,7 +15,7 @@ from gpushared.domain.jobs.cluster_snapshot import (
     in_full,
     marked,
 )
-from gpushared.domain.jobs.coordinator_state import NEVER, PoolDraft
+from gpushared.domain.jobs.coordinator_state import PoolDraft
 from gpushared.domain.jobs.gangs import place_gangs
 from gpushared.domain.jobs.job import (
     HERE,
@@ -38,6 +38,7 @@ from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.lease import Grant, JobId, Lease, LeaseId
 from gpushared.domain.model.lease import Queued as LeaseQueued
 from gpushared.domain.scheduling.pass_records import (
+    NEVER,
     PassDecision,
     PendingRequest,
     Plan,
@@ -52,7 +53,7 @@ from gpushared.domain.scheduling.queue_order import shared
 Verdicts = Mapping[LeaseId | JobShape, PassDecision]
 
 
-def place_who_can(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
+def run_pass_if_due(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     """Run a pass over the queue if one is due: something changed, or time alone may let a job start."""
     state = draft.state
     due = state.stale or state.plan_again_at <= draft.now
@@ -88,7 +89,7 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    places, holder_index = snapshot.drawn(state, policy, draft.now), snapshot.holder_index
+    places, holder_index = snapshot.refresh(state, policy, draft.now), snapshot.holder_index
     holder_index.unreported = unreported_permille(holder_index, state)
     state.verdicts = {}
     more = place_gangs(places, holder_index, draft)

@@ -8,9 +8,9 @@ from enum import StrEnum
 from itertools import zip_longest
 from zlib import crc32
 
-from gpushared.domain.jobs.attempt_history import timed, tried
+from gpushared.domain.jobs.attempt_history import BEGUN_STATES, timed, tried
 from gpushared.domain.jobs.coordinator_state import (
-    Booked,
+    GrantsByNode,
     PoolDraft,
     Wake,
     is_gang,
@@ -48,7 +48,6 @@ MAX_REFUSERS = 16
 """The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
 """The pause of a node that goes on refusing with the same report is doubled at most this many times."""
-_GOES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
 class Fate(StrEnum):
@@ -73,7 +72,7 @@ _FATES = {
 }
 
 
-def begin(job: Job, parts: tuple[Part, ...], booked: Booked, draft: PoolDraft) -> None:
+def begin(job: Job, parts: tuple[Part, ...], booked: GrantsByNode, draft: PoolDraft) -> None:
     """Begin the next attempt: the store has the attempt before its nodes receive the order."""
     number = job.attempts + 1
     state = Placing(number, parts, draft.now)
@@ -174,14 +173,14 @@ def _go_on(job: Job, state: Placing | Running, draft: PoolDraft) -> None:
         _conclude(job, bad[0], draft)
     elif all(map(_went_well, state.parts)):
         end(job, Succeeded(), "it ended with exit code 0", draft)
-    elif isinstance(state, Placing) and all(_goes(part) or _went_well(part) for part in state.parts):
+    elif isinstance(state, Placing) and all(_has_started(part) or _went_well(part) for part in state.parts):
         nodes = ", ".join(name_of(part.node) for part in state.parts)
         running = Running(state.attempt, state.parts, draft.now, granted_at=state.since)
         draft.put(replace(job, state=running, troubles=0).note(draft.now, f"it runs on {nodes}"))
 
 
-def _goes(part: Part) -> bool:
-    return part.state in _GOES
+def _has_started(part: Part) -> bool:
+    return part.state in BEGUN_STATES
 
 
 def _went_well(part: Part) -> bool:
@@ -201,9 +200,9 @@ def take_down(job: Job, part: Part, draft: PoolDraft) -> None:
     """End the rest of a gang when one part of it is over."""
     ending = _ending(part)
     then = {Fate.FAILED: Then.FAIL, Fate.CANCELLED: Then.CANCEL}.get(_fate(part), Then.REQUEUE)
-    if _will_not_have_it(part):
+    if _is_refused_for_good(part):
         job = refused(job, part.node, ending)
-        then = Then.FAIL if _nobody_left(job, draft) else Then.REQUEUE
+        then = Then.FAIL if _too_few_nodes_left(job, draft) else Then.REQUEUE
     elif _passes(job, ending, draft):
         then = Then.REQUEUE
     elif then is Then.REQUEUE and not _comes_back(job, part):
@@ -236,8 +235,12 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         end(job, Succeeded(), "it ended with exit code 0 before it could be stopped", draft)
     elif state.then is Then.CANCEL:
         end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
-    elif state.then is Then.FAIL and any(map(_will_not_have_it, state.parts)) and _nobody_left(job, draft):
-        said = _ending(next(filter(_will_not_have_it, state.parts)))
+    elif (
+        state.then is Then.FAIL
+        and any(map(_is_refused_for_good, state.parts))
+        and _too_few_nodes_left(job, draft)
+    ):
+        said = _ending(next(filter(_is_refused_for_good, state.parts)))
         end(job, _refused_by_all(job, said), "too few nodes are left that might have it", draft)
     elif state.then is Then.FAIL:
         _fail(job, _ending_of_all(state), draft)
@@ -263,7 +266,7 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
         return
     match _fate(part):
         case Fate.CANCELLED:
-            end(job, Cancelled(_who(ending)), f"ended: {_said(ending)}", draft)
+            end(job, Cancelled(_reason_of(ending)), f"ended: {_reason_of(ending)}", draft)
         case Fate.AGAIN if _comes_back(job, part):
             how = f"{_ended_how(part)} on {name_of(part.node)}"
             requeue(job, f"{how if job.presumed is None else 'it counts as ended'}; it waits again", draft)
@@ -275,24 +278,24 @@ def _refused(job: Job, part: Part, ending: Ending, draft: PoolDraft) -> None:
     where = name_of(part.node)
     if ending.kind is EndKind.FAILED:
         job = refused(job, part.node, ending)
-        if _nobody_left(job, draft) and not draft.is_old(job.id):
-            end(job, _refused_by_all(job, ending), f"{where} will not have it: {_said(ending)}", draft)
+        if _too_few_nodes_left(job, draft) and not draft.is_old(job.id):
+            end(job, _refused_by_all(job, ending), f"{where} will not have it: {_reason_of(ending)}", draft)
             return
-        requeue(job, f"{where} will not have it: {_said(ending)}; another one is sought", draft)
+        requeue(job, f"{where} will not have it: {_reason_of(ending)}; another one is sought", draft)
     elif ending.kind is not EndKind.NO_ROOM:
-        requeue(job, f"{where}: {_said(ending)}; it waits again", draft)
+        requeue(job, f"{where}: {_reason_of(ending)}; it waits again", draft)
     elif job.spec.immediate:
-        reason = f"{where} had no room for it at once: {_said(ending)}"
+        reason = f"{where} had no room for it at once: {_reason_of(ending)}"
         end(job, JobFailed(reason, hint=ending.hint), reason, draft)
     else:
         wait = _backoff(job, _refusals((part,), draft), draft)
-        requeue(job, f"{where} had no room for it: {_said(ending)}", draft, wait_seconds=wait)
+        requeue(job, f"{where} had no room for it: {_reason_of(ending)}", draft, wait_seconds=wait)
 
 
 def _refused_by_all(job: Job, last: Ending) -> JobFailed:
     if len(job.refused_by) == 1:
-        return JobFailed(_said(last), hint=last.hint)
-    return JobFailed(told(job), hint=hint(job))
+        return JobFailed(_reason_of(last), hint=last.hint)
+    return JobFailed(refusal_reasons(job), hint=refusal_hint(job))
 
 
 def _passes(job: Job, ending: Ending, draft: PoolDraft) -> bool:
@@ -308,7 +311,7 @@ def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
     rules, troubles = draft.rules, job.troubles + 1
     wait = backoff_seconds(troubles, first=rules.retry_seconds, longest=rules.trouble_most_seconds)
     again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
-    requeue(replace(job, troubles=troubles), f"{again}: {_said(ending)}", draft, wait_seconds=wait)
+    requeue(replace(job, troubles=troubles), f"{again}: {_reason_of(ending)}", draft, wait_seconds=wait)
 
 
 def _ending_of_all(state: Cancelling) -> Ending:
@@ -330,12 +333,12 @@ def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
         return ending
     more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
     where = f"node{'' if len(nodes) == 1 else 's'} {', '.join(nodes[:NAMED])}{more}"
-    return replace(ending, reason=cut_short(f"{where}: {_said(ending)}"))
+    return replace(ending, reason=cut_short(f"{where}: {_reason_of(ending)}"))
 
 
 def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
     """Count a failure of the job's own: run the job again, or end it if no retry is left."""
-    said = _said(ending)
+    said = _reason_of(ending)
     failures = job.failures + 1
     if failures > job.spec.retries or job.spec.interactive:
         end(job, JobFailed(said, ending.exit_code, ending.hint), f"failed: {said}", draft)
@@ -381,16 +384,16 @@ def _fate(part: Part) -> Fate:
 def _comes_back(job: Job, part: Part) -> bool:
     """Return True if the job runs again after an end that was not its own doing."""
     if part.state is AttemptState.REFUSED:
-        return not _will_not_have_it(part)
+        return not _is_refused_for_good(part)
     return job.starts_again
 
 
-def _will_not_have_it(part: Part) -> bool:
+def _is_refused_for_good(part: Part) -> bool:
     """Return True if the part's node refuses the job whatever is free there."""
     return part.state is AttemptState.REFUSED and _ending(part).kind is EndKind.FAILED
 
 
-def _nobody_left(job: Job, draft: PoolDraft) -> bool:
+def _too_few_nodes_left(job: Job, draft: PoolDraft) -> bool:
     """Return True if fewer members are left that might take the job than the job needs."""
     if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
         return True
@@ -399,14 +402,14 @@ def _nobody_left(job: Job, draft: PoolDraft) -> bool:
     return left < max(1, job.spec.nodes)
 
 
-def _said(ending: Ending) -> str:
+def _reason_of(ending: Ending) -> str:
     if ending.kind is EndKind.EXITED:
         code = "unknown" if ending.exit_code is None else str(ending.exit_code)
         return ending.reason or f"exit code {code}"
-    return ending.reason or _WORDS[ending.kind]
+    return ending.reason or _DEFAULT_REASONS[ending.kind]
 
 
-_WORDS = {
+_DEFAULT_REASONS = {
     EndKind.CANCELLED: "it was cancelled",
     EndKind.STOPPED: "somebody stopped it on its node",
     EndKind.EXPIRED: "its time limit was reached",
@@ -420,11 +423,7 @@ _WORDS = {
 
 def _ended_how(part: Part) -> str:
     verb = "was refused" if part.state is AttemptState.REFUSED else "ended"
-    return f"{verb} ({_said(_ending(part))})"
-
-
-def _who(ending: Ending) -> str:
-    return ending.reason or _WORDS[ending.kind]
+    return f"{verb} ({_reason_of(_ending(part))})"
 
 
 # --- refusals ------------------------------------------------------------------------------------------
@@ -447,13 +446,13 @@ def _count_refusal(part: Part, placed_at: float, draft: PoolDraft) -> None:
     if no_room and member.queue_since is not None and member.queue_since < placed_at:
         rest = RefusalPause(before.until if before else draft.now, 0, member.free)
     else:
-        same = before is not None and (not no_room or _says_the_same(before.said, member.free))
+        same = before is not None and (not no_room or _is_same_report(before.report, member.free))
         doublings = min(before.doublings + 1, MOST_DOUBLINGS) if before and same else 0
         rest = RefusalPause(draft.now + draft.rules.rest_seconds * 2.0**doublings, doublings, member.free)
     draft.state.resting = {**draft.state.resting, part.node: rest}
 
 
-def _says_the_same(before: HeartbeatReport, now: HeartbeatReport) -> bool:
+def _is_same_report(before: HeartbeatReport, now: HeartbeatReport) -> bool:
     """Return True if the reports are equal apart from stray memory.
 
     Stray memory varies all the time, and takes room from nobody for long.
@@ -499,7 +498,7 @@ def refused(job: Job, node: NodeName, ending: Ending) -> Job:
     return replace(job, refused_by=(*job.refused_by, node), refusals=(*job.refusals, said))
 
 
-def told(job: Job) -> str:
+def refusal_reasons(job: Job) -> str:
     """Return the nodes' reasons for refusing the job, as a part of a sentence; return "" if none gave one."""
     both = list(zip_longest(job.refused_by, job.refusals))
     said = [
@@ -510,6 +509,6 @@ def told(job: Job) -> str:
     return "; ".join(said) + more
 
 
-def hint(job: Job) -> str:
+def refusal_hint(job: Job) -> str:
     """Return the hint for the first refusal that has one."""
     return next((ending.hint for ending in job.refusals if ending.hint), "")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.coordinator_state import (
-    NEVER,
     PoolDraft,
     PoolState,
     Wake,
@@ -31,6 +30,7 @@ from gpushared.domain.jobs.job import (
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.jobs.recovery import lose_part
 from gpushared.domain.model.units import format_duration
+from gpushared.domain.scheduling.pass_records import NEVER
 
 SUSPECT_BEATS = 3.0
 UNKNOWN_BEATS = 6.0

@@ -100,9 +100,9 @@ class RefusalPause:
     """Pause a node that refused several jobs in a row: it is tried last until ``until``.
 
     The node is also tried last while its own users wait. ``doublings`` counts the consecutive refusals with
-    the same report. ``said`` is the report with the newest refusal.
+    the same report. ``report`` is the one that came with the newest refusal.
     """
 
     until: float
     doublings: int
-    said: HeartbeatReport
+    report: HeartbeatReport

@@ -35,11 +35,11 @@ _HOLDS = (Placing, Running, Cancelling)
 
 @dataclass(frozen=True, slots=True)
 class PlacedHolder:
-    """Hold a holder, its source, and of a job also the node's word on it."""
+    """Hold a holder and its source. For a job, ``node_report`` is the holding that the node reports for it."""
 
     holder: RunningLease
     source: Job | Holding
-    told: Holding | None = None
+    node_report: Holding | None = None
 
     @property
     def lease(self) -> LeaseId:
@@ -60,14 +60,16 @@ def held_on(
     known: Mapping[LeaseId, tuple[PlacedHolder, object]],
     state: PoolState,
     policy: Policy,
-    payers: QuotaOwners,
+    quota_owners: QuotaOwners,
 ) -> Iterator[PlacedHolder]:
     """Yield all holders of a node's ``gpus``; GPUs that belong to other nodes are left out.
 
     ``known`` has the entries of the last pass, and unchanged entries are reused.
     """
     name, free = member.name, member.free
-    told = {(one.attempt.job, one.attempt.number): one for one in free.holdings if one.attempt is not None}
+    holdings = {
+        (one.attempt.job, one.attempt.number): one for one in free.holdings if one.attempt is not None
+    }
     ours = set()
     for job_id in sorted(state.by_node.get(name) or ()):
         job = state.jobs[job_id]
@@ -75,9 +77,9 @@ def held_on(
             continue
         part = next(part for part in job.parts if part.node == name)
         before = known.get(part_id(job, part))
-        holding = told.get((job.id, job.state.attempt))
+        holding = holdings.get((job.id, job.state.attempt))
         ours.add(id(holding))
-        if before is not None and before[0].source is job and before[0].told == holding:
+        if before is not None and before[0].source is job and before[0].node_report == holding:
             yield before[0]
             continue
         grants = (
@@ -91,7 +93,7 @@ def held_on(
             yield PlacedHolder(holder, job, holding)
     for one in free.holdings:
         if id(one) not in ours and not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
-            before, project = known.get(_id_of_other(one, name)), payers.project_of(one, member)
+            before, project = known.get(_id_of_other(one, name)), quota_owners.project_of(one, member)
             if before is not None and before[0].is_still(one, grants, project):
                 yield before[0]
             else:

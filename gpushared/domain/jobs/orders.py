@@ -77,6 +77,12 @@ def resend(job: Job, draft: PoolDraft) -> None:
         draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
+def send_end(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
+    """Order a node to end an attempt that does not belong to its job any more."""
+    order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
+    draft.do(Send(node, order))
+
+
 def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
     """Ask the node of a presumed end for the true end; until it has answered, the job does not go there."""
     member = draft.state.members.get(part.node)

@@ -1,6 +1,6 @@
 """Order the waiting jobs so that a pass need not look at all of them, and throttle arrays.
 
-Jobs that ask for the same have one queue (a *kind*). A project's queues stand in the order in which the
+Jobs that ask for the same have one queue, by their *shape*. A project's queues stand in the order in which the
 policy looks at them. Changing one job costs the same, however many jobs wait in a queue.
 """
 
@@ -59,27 +59,27 @@ class ProjectJobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingJobs:
-    """Hold the waiting jobs: ``kinds`` has a queue for each kind, ``where`` the kind of each job."""
+    """Hold the waiting jobs: ``shapes`` has a queue for each shape, ``where`` the shape of each job."""
 
-    kinds: PersistentMap[JobShape, PersistentSortedList[QueuePlace]] = field(default_factory=PersistentMap)
-    backlogs: PersistentMap[str, ProjectJobs] = field(default_factory=PersistentMap)
+    shapes: PersistentMap[JobShape, PersistentSortedList[QueuePlace]] = field(default_factory=PersistentMap)
+    projects: PersistentMap[str, ProjectJobs] = field(default_factory=PersistentMap)
     where: PersistentMap[JobId, tuple[int, JobShape]] = field(default_factory=PersistentMap)
 
     def __len__(self) -> int:
         return len(self.where)
 
-    def put(self, job: JobId, sequence: int, kind: JobShape) -> PendingJobs:
-        line = self.kinds.get(kind) or PersistentSortedList()
+    def put(self, job: JobId, sequence: int, shape: JobShape) -> PendingJobs:
+        line = self.shapes.get(shape) or PersistentSortedList()
         longer = line.put((sequence, job))
-        backlog = self.backlogs.get(kind.project) or ProjectJobs()
-        fronts = _moved(backlog.fronts, kind, line, longer)
+        project_jobs = self.projects.get(shape.project) or ProjectJobs()
+        fronts = _moved(project_jobs.fronts, shape, line, longer)
         return replace(
             self,
-            kinds=self.kinds.put(kind, longer),
-            backlogs=self.backlogs.put(
-                kind.project, ProjectJobs(fronts, backlog.oldest.put((sequence, job)))
+            shapes=self.shapes.put(shape, longer),
+            projects=self.projects.put(
+                shape.project, ProjectJobs(fronts, project_jobs.oldest.put((sequence, job)))
             ),
-            where=self.where.put(job, (sequence, kind)),
+            where=self.where.put(job, (sequence, shape)),
         )
 
     def drop(self, job: JobId) -> PendingJobs:
@@ -87,16 +87,18 @@ class PendingJobs:
         known = self.where.get(job)
         if known is None:
             return self
-        sequence, kind = known
-        line, backlog = self.kinds[kind], self.backlogs[kind.project]
+        sequence, shape = known
+        line, project_jobs = self.shapes[shape], self.projects[shape.project]
         shorter = line.drop((sequence, job))
-        backlog = ProjectJobs(
-            _moved(backlog.fronts, kind, line, shorter), backlog.oldest.drop((sequence, job))
+        project_jobs = ProjectJobs(
+            _moved(project_jobs.fronts, shape, line, shorter), project_jobs.oldest.drop((sequence, job))
         )
-        kinds = self.kinds.put(kind, shorter) if shorter else self.kinds.drop(kind)
-        backlogs = self.backlogs
-        backlogs = backlogs.put(kind.project, backlog) if backlog.oldest else backlogs.drop(kind.project)
-        return PendingJobs(kinds, backlogs, self.where.drop(job))
+        shapes = self.shapes.put(shape, shorter) if shorter else self.shapes.drop(shape)
+        projects = self.projects
+        projects = (
+            projects.put(shape.project, project_jobs) if project_jobs.oldest else projects.drop(shape.project)
+        )
+        return PendingJobs(shapes, projects, self.where.drop(job))
 
     def joined(self, jobs: Sequence[tuple[JobId, int, JobShape]]) -> PendingJobs:
         """Return the queue with many more jobs, at the cost of one look at each job."""
@@ -106,45 +108,45 @@ class PendingJobs:
 
     def first(self, most: int, most_alike: int) -> list[JobId]:
         """Return the jobs for one pass: of each project the first ones, and the one that waits longest."""
-        share = max(1, most // max(1, len(self.backlogs)))
+        share = max(1, most // max(1, len(self.projects)))
         found: dict[JobId, None] = {}
-        for project in sorted(self.backlogs):
-            backlog = self.backlogs[project]
-            found.update(dict.fromkeys(islice(self._in_order(backlog, most_alike), share)))
-            found[next(iter(backlog.oldest))[1]] = None
+        for project in sorted(self.projects):
+            project_jobs = self.projects[project]
+            found.update(dict.fromkeys(islice(self._in_order(project_jobs, most_alike), share)))
+            found[next(iter(project_jobs.oldest))[1]] = None
             if len(found) >= most:
                 break
         return list(found)
 
-    def _in_order(self, backlog: ProjectJobs, most_alike: int) -> Iterator[JobId]:
-        for front in backlog.fronts:
-            _, kind = self.where[front[3]]
-            for _, job in islice(self.kinds[kind], most_alike):
+    def _in_order(self, project_jobs: ProjectJobs, most_alike: int) -> Iterator[JobId]:
+        for front in project_jobs.fronts:
+            _, shape = self.where[front[3]]
+            for _, job in islice(self.shapes[shape], most_alike):
                 yield job
 
 
 def waiting_of(jobs: Iterable[tuple[JobId, int, JobShape]]) -> PendingJobs:
     """Build the queue from many jobs at once."""
-    where = {job: (sequence, kind) for job, sequence, kind in jobs}
+    where = {job: (sequence, shape) for job, sequence, shape in jobs}
     lines: dict[JobShape, list[QueuePlace]] = {}
-    for job, (sequence, kind) in where.items():
-        lines.setdefault(kind, []).append((sequence, job))
-    kinds = {kind: PersistentSortedList(places) for kind, places in lines.items()}
-    projects: dict[str, tuple[list[Front], list[QueuePlace]]] = {}
-    for kind, line in kinds.items():
-        fronts, oldest = projects.setdefault(kind.project, ([], []))
-        fronts.append(_front(kind, line))
+    for job, (sequence, shape) in where.items():
+        lines.setdefault(shape, []).append((sequence, job))
+    shapes = {shape: PersistentSortedList(places) for shape, places in lines.items()}
+    parts: dict[str, tuple[list[Front], list[QueuePlace]]] = {}
+    for shape, line in shapes.items():
+        fronts, oldest = parts.setdefault(shape.project, ([], []))
+        fronts.append(_front(shape, line))
         oldest.extend(line)
-    backlogs = {
+    projects = {
         name: ProjectJobs(PersistentSortedList(fronts), PersistentSortedList(oldest))
-        for name, (fronts, oldest) in projects.items()
+        for name, (fronts, oldest) in parts.items()
     }
-    return PendingJobs(PersistentMap(kinds), PersistentMap(backlogs), PersistentMap(where))
+    return PendingJobs(PersistentMap(shapes), PersistentMap(projects), PersistentMap(where))
 
 
 def _moved(
     fronts: PersistentSortedList[Front],
-    kind: JobShape,
+    shape: JobShape,
     before: PersistentSortedList[QueuePlace],
     after: PersistentSortedList[QueuePlace],
 ) -> PersistentSortedList[Front]:
@@ -152,13 +154,13 @@ def _moved(
     if before.first() == after.first():
         return fronts
     if before:
-        fronts = fronts.drop(_front(kind, before))
-    return fronts.put(_front(kind, after)) if after else fronts
+        fronts = fronts.drop(_front(shape, before))
+    return fronts.put(_front(shape, after)) if after else fronts
 
 
-def _front(kind: JobShape, line: PersistentSortedList[QueuePlace]) -> Front:
+def _front(shape: JobShape, line: PersistentSortedList[QueuePlace]) -> Front:
     sequence, job = next(iter(line))
-    return -kind.priority, kind.order, sequence, job
+    return -shape.priority, shape.order, sequence, job
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from gpushared.domain.scheduling.outcome import why_no_room
 from gpushared.domain.scheduling.placement.free_capacity import (
     FreeCapacity,
     Reason,
+    free_capacities,
     is_grant,
     place,
-    rooms_of,
 )
 
 NAMED = 3
@@ -67,43 +67,45 @@ def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
     if target is not None and away:
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
     request, everywhere = _rooms(job, snapshot or ClusterSnapshot(), state, now)
-    hosts = {host: rooms for host, rooms in everywhere.items() if host not in job.refused_by}
-    rooms = [room for its_rooms in hosts.values() for room in its_rooms]
+    hosts = {host: capacities for host, capacities in everywhere.items() if host not in job.refused_by}
+    capacities = [capacity for its_capacities in hosts.values() for capacity in its_capacities]
     able = _able(request, hosts)
     if len(able) < job.spec.nodes:
         hopeless = all(one.inventory is not None for one in members)
         if job.refused_by and len(_able(request, everywhere)) >= job.spec.nodes:
             return replace(_refused(job, request), hopeless=hopeless)
-        others = [room for its_rooms in everywhere.values() for room in its_rooms]
+        others = [capacity for its_capacities in everywhere.values() for capacity in its_capacities]
         return replace(_never(job, request, others), hopeless=hopeless)
     away_ones = [one for one in (state.members[name] for name in able) if _away(one, state, now)]
     if len(able) - len(away_ones) < job.spec.nodes:
         return Lack(Reason.GPU_UNHEALTHY, _only_away(job, away_ones, state, now), _hint(*away_ones))
     if (
-        any(is_grant(place(request, _by_id(its_rooms))) for its_rooms in hosts.values())
+        any(is_grant(place(request, _by_id(its_capacities))) for its_capacities in hosts.values())
         and job.spec.nodes == 1
     ):
         return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
-    refusals = [one for its_rooms in hosts.values() for one in why_no_room(request, _by_id(its_rooms))[1]]
+    refusals = [
+        one for its_capacities in hosts.values() for one in why_no_room(request, _by_id(its_capacities))[1]
+    ]
     silent = [one for one in members if _away(one, state, now)]
     counts = Counter(refusal.reason for refusal in refusals)
     reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
-    return Lack(reason, _sentence(job, counts, len(rooms), silent, state, now), _hint(*silent))
+    return Lack(reason, _sentence(job, counts, len(capacities), silent, state, now), _hint(*silent))
 
 
 Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 
 def _rooms(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
-    """Return the request for one node of the job, and the free rooms of the nodes that the job may go to."""
-    places = snapshot.drawn(state, state.policy, now)
+    """Return the request for one node of the job, and the free capacity of the nodes that the job may go to."""
+    places = snapshot.refresh(state, state.policy, now)
     request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
     members = state.members
     return request, {
-        host: rooms
-        for host, rooms in places.rooms().items()
+        host: capacities
+        for host, capacities in places.capacities().items()
         if job.spec.target in (HERE, host) and members[NodeName(host)].forgotten_at is None
     }
 
@@ -112,28 +114,28 @@ def _able(request: Request, hosts: Hosts) -> list[NodeName]:
     """Return the nodes that would have room if they were empty and all their GPUs were well."""
     return [
         NodeName(host)
-        for host, rooms in hosts.items()
-        if is_grant(place(request, rooms_of(map(_well, rooms), (), {})))
+        for host, capacities in hosts.items()
+        if is_grant(place(request, free_capacities(map(_well, capacities), (), {})))
     ]
 
 
-def _well(room: FreeCapacity) -> Gpu:
-    return replace(room.gpu, trouble=None)
+def _well(capacity: FreeCapacity) -> Gpu:
+    return replace(capacity.gpu, trouble=None)
 
 
-def _by_id(rooms: Iterable[FreeCapacity]) -> dict[GpuId, FreeCapacity]:
-    return {room.gpu.id: room for room in rooms}
+def _by_id(capacities: Iterable[FreeCapacity]) -> dict[GpuId, FreeCapacity]:
+    return {capacity.gpu.id: capacity for capacity in capacities}
 
 
 def _refused(job: Job, request: Request) -> Lack:
-    text = f"no other node of the pool could take {_words(request)}: {job_progress.told(job)}"
+    text = f"no other node of the pool could take {_words(request)}: {job_progress.refusal_reasons(job)}"
     if job.spec.target != HERE:
-        text = f"only node {job.spec.target} will do, and {job_progress.told(job)}"
-    return Lack(Reason.NEVER_FITS, text, job_progress.hint(job), refused=True)
+        text = f"only node {job.spec.target} will do, and {job_progress.refusal_reasons(job)}"
+    return Lack(Reason.NEVER_FITS, text, job_progress.refusal_hint(job), refused=True)
 
 
-def _never(job: Job, request: Request, rooms: Sequence[FreeCapacity]) -> Lack:
-    what, models = _words(request), sorted({room.gpu.name for room in rooms})
+def _never(job: Job, request: Request, capacities: Sequence[FreeCapacity]) -> Lack:
+    what, models = _words(request), sorted({capacity.gpu.name for capacity in capacities})
     text = f"no node of the pool could take {what}, not even when it is empty"
     if job.spec.target != HERE:
         text = f"node {job.spec.target} could not take {what}, not even when it is empty"
@@ -165,7 +167,7 @@ def _sentence(
     of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
     text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
     if job.refused_by:
-        text = f"{text}; {job_progress.told(job)}"
+        text = f"{text}; {job_progress.refusal_reasons(job)}"
     if not silent:
         return text
     return f"{text} ({_said_of(silent, state, now)})"

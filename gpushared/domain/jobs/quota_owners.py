@@ -43,8 +43,8 @@ class QuotaOwners:
             yield self._persons.get(principal, common)
 
     def _may_use(self, person: str, project: str) -> bool:
-        mine = self._projects.get(person, ())
-        return project in mine or (project == person and not mine)
+        own_projects = self._projects.get(person, ())
+        return project in own_projects or (project == person and not own_projects)
 
 
 def payer_of(job: Job) -> str:

@@ -27,7 +27,7 @@ from gpushared.domain.jobs.coordinator_state import (
     is_gang,
     is_incomplete,
     is_over,
-    kind_of,
+    shape_of,
 )
 from gpushared.domain.jobs.job import (
     HERE,
@@ -55,9 +55,9 @@ from gpushared.domain.jobs.job_progress import (
     watch_silence,
 )
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.orders import name_of, order_for
+from gpushared.domain.jobs.orders import name_of, order_for, send_end
 from gpushared.domain.jobs.pending_jobs import JobShape, PendingJobs
-from gpushared.domain.jobs.protocol import CancelPart, Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import Place, Query, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.persistent_map import PersistentMap
@@ -168,11 +168,11 @@ def reported(event: AttemptReported, draft: PoolDraft) -> None:
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
         _known(_as_it_was(job, node, report, draft), node, report, draft)
     elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
-        _told_of_presumed(job, job.presumed, report, draft)
+        _apply_to_presumed(job, job.presumed, report, draft)
     else:
         _keep_clear(job, node, report, draft)
         if not report.state.is_final:
-            _end_stray(node, report, draft)
+            send_end(node, report.key, draft)
 
 
 def _is_of_presumed(job: Job, part: Part, node: NodeName, report: Report) -> bool:
@@ -197,9 +197,9 @@ def _is_its_own_end(part: Part, report: Report) -> bool:
     return newer and ending is not None and ending.kind is EndKind.EXITED
 
 
-def _told_of_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
+def _apply_to_presumed(job: Job, part: Part, report: Report, draft: PoolDraft) -> None:
     if not report.state.is_final:
-        _end_stray(part.node, report, draft)
+        send_end(part.node, report.key, draft)
     elif _is_its_own_end(part, report):
         _take_late_end(job, part, report, draft)
     else:
@@ -270,7 +270,7 @@ def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     elif is_gang(job.spec) and draft.is_old(job.id) and report.request is not None:
         _add_part(job, node, report, draft)
     elif not report.state.is_final:
-        _end_stray(node, report, draft)
+        send_end(node, report.key, draft)
 
 
 def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
@@ -278,11 +278,11 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
     state = draft.state
     if report.key.job in state.ended:
         if not report.state.is_final:
-            _end_stray(node, report, draft)
+            send_end(node, report.key, draft)
         return
     if not _is_believed(node, draft):
         if not report.state.is_final:
-            _end_stray(node, report, draft)
+            send_end(node, report.key, draft)
     elif report.spec is not None:
         _learn(node, report, report.spec, draft)
     elif report.state.is_final:
@@ -305,8 +305,8 @@ def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> N
     """Make a job our own again, unless the node reports more jobs than it can have."""
     state, rules = draft.state, draft.rules
     total = state.reported_jobs.get(node, NOTHING).changed(spec, 1)
-    most = rules.max_queued if rules.here else min(rules.max_told_per_node, rules.max_queued)
-    if total.jobs > most or (total.spec_bytes > rules.max_told_bytes_per_node and not rules.here):
+    most = rules.max_queued if rules.here else min(rules.max_reported_jobs_per_node, rules.max_queued)
+    if total.jobs > most or (total.spec_bytes > rules.max_reported_bytes_per_node and not rules.here):
         return
     state.reported_jobs = state.reported_jobs.put(node, total)
     try:
@@ -371,10 +371,9 @@ def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
     """Cancel the earlier attempt on the other nodes that reported it, as the attempt on ``node`` goes on."""
     if isinstance(job.state, Placing | Running | Cancelling):
         key = AttemptKey(job.id, job.state.attempt)
-        order = CancelPart(key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
         for part in job.state.parts:
             if part.node != node and not is_over(part):
-                draft.do(Send(part.node, order))
+                send_end(part.node, key, draft)
 
 
 def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
@@ -399,12 +398,6 @@ def _cancel_again(name: JobId, node: NodeName, draft: PoolDraft) -> None:
     if order is not None:
         draft.do(Send(node, order))
         draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
-
-
-def _end_stray(node: NodeName, report: Report, draft: PoolDraft) -> None:
-    """Order the node to end an attempt that does not belong to its job any more."""
-    order = CancelPart(report.key, draft.state.epoch, draft.rules.stop_grace_seconds, "the coordinator")
-    draft.do(Send(node, order))
 
 
 def _attempt(job: Job) -> int:
@@ -509,7 +502,7 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
         if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:
-            lines[is_gang(job.spec)].append((job.id, job.sequence, kind_of(job, policy)))
+            lines[is_gang(job.spec)].append((job.id, job.sequence, shape_of(job, policy)))
     state.waiting = state.waiting.joined(lines[False])
     state.gangs = state.gangs.joined(lines[True])
 

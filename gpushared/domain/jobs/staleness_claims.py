@@ -57,7 +57,7 @@ def refused(node: NodeName) -> ClaimRefused:
     )
 
 
-def told(node: NodeName) -> str:
+def claim_trouble(node: NodeName) -> str:
     """Return the message to administrators about a node whose claim was believed."""
     return (
         f"node {node} said that it has seen more of this pool than the coordinator remembers, so all nodes "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.leases.forecast import POSITIONS, Start
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.surroundings import check_host, rooms_for, total_of_host
+from gpushared.domain.leases.surroundings import capacities_for, check_host, total_of_host
 from gpushared.domain.model.elastic import is_elastic, least, most
 from gpushared.domain.model.errors import NeverFits
 from gpushared.domain.model.gpu import (
@@ -35,16 +35,17 @@ from gpushared.domain.model.units import (
     format_memory,
     format_share,
 )
-from gpushared.domain.scheduling.outcome import NEVER, Decision
+from gpushared.domain.scheduling.outcome import Decision
+from gpushared.domain.scheduling.pass_records import NEVER
 from gpushared.domain.scheduling.placement.free_capacity import (
     FreeCapacity,
     Reason,
     Refusal,
+    free_capacities,
     is_grant,
     need_on,
     place,
     refuse,
-    rooms_of,
 )
 
 _NOT_FOR_LEASES = (Reason.GPU_UNHEALTHY, Reason.UNMANAGED_USE, Reason.OTHER_GPU)
@@ -81,9 +82,9 @@ def waiting(
     text = refusal_sentence(request, decision, state, now=now)
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
-    foretold = starts.get(decision.lease) if starts is not None else None
-    if start is not None and foretold is not None and foretold.given_way:
-        text += f"; {foretold.given_way}"
+    expected = starts.get(decision.lease) if starts is not None else None
+    if start is not None and expected is not None and expected.given_way:
+        text += f"; {expected.given_way}"
     begin_at = state.begins_at(request)
     return Waiting(
         decision.position,
@@ -140,17 +141,17 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     """Return one sentence: the request's need, the free room, and the holder of the rest."""
     if decision.text:
         return decision.text
-    rooms = rooms_for(request, state.rooms(), state)
+    capacities = capacities_for(request, state.capacities(), state)
     if decision.reason is Reason.QUEUE_ORDER and decision.reservation is not None:
         return f"fits, but the room is kept for {decision.reservation.head}, which waits longer"
     possible = [
-        room
-        for room in rooms.values()
-        if (not request.gpus or room.gpu.id in request.gpus) and could_do(request, room.gpu)
-        if (not request.models or room.gpu.name in request.models) and not room.apart_from
+        capacity
+        for capacity in capacities.values()
+        if (not request.gpus or capacity.gpu.id in request.gpus) and could_do(request, capacity.gpu)
+        if (not request.models or capacity.gpu.name in request.models) and not capacity.apart_from
     ]
     if decision.reason is Reason.AWAY_FROM:
-        others = sorted({room.apart_from for room in rooms.values() if room.apart_from})
+        others = sorted({capacity.apart_from for capacity in capacities.values() if capacity.apart_from})
         return f"keeps away from {', '.join(others)}, and no other GPU will do"
     if decision.reason is Reason.GPU_UNHEALTHY:
         one = "MIG instance" if wants_instances(request) else "GPU"
@@ -159,9 +160,12 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
     if not possible:
         what = "any MIG instance" if wants_instances(request) else "any GPU"
         what += f" that is a {' or '.join(request.models)}" if request.models else ""
-        what = "the GPU that this is bound to" if rooms and request.gpus else what
+        what = "the GPU that this is bound to" if capacities and request.gpus else what
         return f"this node does not see {what} at the moment"
-    best = max(possible, key=lambda room: (room.gpu.trouble is None, not room.exclusive, room.free_bytes))
+    best = max(
+        possible,
+        key=lambda capacity: (capacity.gpu.trouble is None, not capacity.exclusive, capacity.free_bytes),
+    )
     models = f" ({' or '.join(request.models)})" if request.models else ""
     return (
         f"needs {_needs(request, best)}{models}; {_offer(request, possible, best)}{_held(state, best, now)}"
@@ -184,40 +188,40 @@ def _trouble(text: str, labels: list[str]) -> str:
     return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"GPU {', '.join(labels)}: {text}"
 
 
-def _needs(request: Request, room: FreeCapacity) -> str:
+def _needs(request: Request, capacity: FreeCapacity) -> str:
     count = len(request.gpus) or request.gpu_count
     if wants_instances(request):
         return in_words(request)
     at_least = "at least " if is_elastic(request) else ""
     if request.wants_whole_gpus:
         return f"{at_least}{count} whole GPU" + ("s" if count > 1 else "")
-    need = need_on(request, room.gpu)
+    need = need_on(request, capacity.gpu)
     where = "one GPU" if count == 1 else f"each of {count} GPUs"
     share = format_share(need.compute_permille)
     return f"{at_least}{format_memory(need.memory_bytes)} and {share} of the compute on {where}"
 
 
-def _offer(request: Request, rooms: Sequence[FreeCapacity], best: FreeCapacity) -> str:
+def _offer(request: Request, capacities: Sequence[FreeCapacity], best: FreeCapacity) -> str:
     if request.wants_whole_gpus:
-        free = sum(refuse(request, room) is None for room in rooms)
-        return f"{free} of {len(rooms)} " + ("is free" if free == 1 else "are free")
+        free = sum(refuse(request, capacity) is None for capacity in capacities)
+        return f"{free} of {len(capacities)} " + ("is free" if free == 1 else "are free")
     left = max(0, best.free_permille), max(0, best.free_bytes)
     if not any(left):
-        return f"GPU {best.gpu.index} is full" if len(rooms) == 1 else "all GPUs are full"
+        return f"GPU {best.gpu.index} is full" if len(capacities) == 1 else "all GPUs are full"
     return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
 
 
-def _held(state: NodeState, room: FreeCapacity, now: float | None) -> str:
+def _held(state: NodeState, capacity: FreeCapacity, now: float | None) -> str:
     """Name the lease that holds the most of a GPU, and until when; or the memory used without a lease."""
     holders = [
         (grant.memory_bytes, lease)
         for lease in state.holders()
         for grant in lease.grants
-        if grant.gpu == room.gpu.id
+        if grant.gpu == capacity.gpu.id
     ]
     size, lease = max(holders, key=lambda pair: (pair[0], -pair[1].sequence), default=(0, None))
-    if room.stray_bytes > size:
-        return f" (processes without a lease hold {format_memory(room.stray_bytes)})"
+    if capacity.stray_bytes > size:
+        return f" (processes without a lease hold {format_memory(capacity.stray_bytes)})"
     if lease is None:
         return ""
     until = ""
@@ -236,7 +240,7 @@ def check_possible(state: NodeState, request: Request) -> None:
     check_any(state.gpus)
     check_host(request, total_of_host(state))
     healthy = [replace(gpu, trouble=None) for gpu in state.gpus.values()]
-    if not is_grant(place(request, rooms_of(healthy, (), {}))):
+    if not is_grant(place(request, free_capacities(healthy, (), {}))):
         _check_servers(request, healthy)
         raise NeverFits(
             f"{describe(request)} never fits on this node",
@@ -247,7 +251,7 @@ def check_possible(state: NodeState, request: Request) -> None:
 def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
     """Raise NeverFits if the GPUs' compute mode, and nothing else, refuses the request."""
     open_to_all = [replace(gpu, exclusive_process=False) for gpu in gpus]
-    if is_grant(place(request, rooms_of(open_to_all, (), {}))):
+    if is_grant(place(request, free_capacities(open_to_all, (), {}))):
         separate = request.isolation is Isolation.SEPARATE
         what = "a separate lease" if separate else "a lease of parts of several GPUs"
         raise NeverFits(
@@ -289,18 +293,20 @@ def nearest_permille(state: NodeState) -> int:
 
     The policy decides if that slice would be granted (see ``offer``).
     """
-    rooms = [
-        room
-        for room in state.rooms().values()
-        if room.gpu.trouble is None and not room.exclusive and wrong_kind(Request(), room.gpu) is None
+    capacities = [
+        capacity
+        for capacity in state.capacities().values()
+        if capacity.gpu.trouble is None
+        and not capacity.exclusive
+        and wrong_kind(Request(), capacity.gpu) is None
     ]
-    share = max((min(room.free_permille, _permille_of(room)) for room in rooms), default=0)
+    share = max((min(capacity.free_permille, _permille_of(capacity)) for capacity in capacities), default=0)
     share = share // SMALLEST_PERMILLE * SMALLEST_PERMILLE
     return share if SMALLEST_PERMILLE <= share < WHOLE_PERMILLE else 0
 
 
-def _permille_of(room: FreeCapacity) -> int:
-    return max(0, room.free_bytes) * WHOLE_PERMILLE // max(1, room.gpu.leasable_bytes)
+def _permille_of(capacity: FreeCapacity) -> int:
+    return max(0, capacity.free_bytes) * WHOLE_PERMILLE // max(1, capacity.gpu.leasable_bytes)
 
 
 def bounds(request: Request, grant: Grant, gpu: Gpu) -> tuple[Grant, Grant]:

@@ -33,7 +33,8 @@ from gpushared.domain.model.lease import (
     Suspended,
     Suspending,
 )
-from gpushared.domain.scheduling.outcome import NEVER, Decision
+from gpushared.domain.scheduling.outcome import Decision
+from gpushared.domain.scheduling.pass_records import NEVER
 
 POSITIONS = 32
 """An estimate further back in the queue means nothing."""
@@ -122,8 +123,8 @@ def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start
         if lease.grants and lease.id in sought and lease.id not in found:
             found[lease.id] = Start(draft.now, lease.grants, _given_way_to(lease.id, draft))
         if isinstance(lease.state, Reserved):
-            said = replace(lease.preemption, requeues=lease.request.requeue is not False)
-            lease = replace(lease, preemption=said)  # noqa: PLW2901 - the same lease
+            preemption = replace(lease.preemption, requeues=lease.request.requeue is not False)
+            lease = replace(lease, preemption=preemption)  # noqa: PLW2901 - the same lease
         if isinstance(lease.state, Reserved | Starting | Resuming):
             active = Active(lease.grants, lease.container or _NO_CONTAINER, draft.now)
             draft.leases[lease.id] = replace(lease, state=active)

@@ -103,10 +103,10 @@ def _sickness(gpu: GpuId, event: GpusSampled) -> str:
 def _loss(trouble: str) -> str:
     """Shorten ``The GPU is lost: ... (see dmesg)`` to ``is lost: ...``."""
     words = trouble.partition(" (")[0]
-    told = words.removeprefix("The GPU ")
-    if not told:
+    loss = words.removeprefix("The GPU ")
+    if not loss:
         return "is lost"
-    return told if told != words else f"is lost: {told}"
+    return loss if loss != words else f"is lost: {loss}"
 
 
 # --- errors of programs --------------------------------------------------------------------------------

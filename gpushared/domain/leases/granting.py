@@ -10,7 +10,7 @@ from gpushared.domain.leases.instructions import MakeEdits
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.queue_pass import pass_over
 from gpushared.domain.leases.requeue import preempt, start_requeued, wanted_request
-from gpushared.domain.leases.surroundings import lack_of_host, rooms_for
+from gpushared.domain.leases.surroundings import capacities_for, lack_of_host
 from gpushared.domain.leases.suspension import resume
 from gpushared.domain.model.elastic import is_elastic
 from gpushared.domain.model.lease import (
@@ -38,7 +38,7 @@ from gpushared.domain.scheduling.pass_records import (
     Preemption,
     WaitReason,
 )
-from gpushared.domain.scheduling.placement.free_capacity import Reason, Refusal, Rooms
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacities, Reason, Refusal
 from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
 
 _NOT_YET = (WaitReason.HELD, WaitReason.BEGIN_TIME, WaitReason.AFTER_LEASE)
@@ -115,10 +115,10 @@ def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
     if not waiting:
         return ()
     plan = pass_over(state, now)
-    rooms = state.rooms()
+    capacities = state.capacities()
     order = _order(plan, waiting)
     return tuple(
-        _decision(waiting[lease], position, plan, rooms, state, now)
+        _decision(waiting[lease], position, plan, capacities, state, now)
         for position, lease in enumerate(order, start=1)
     )
 
@@ -131,14 +131,14 @@ def _order(plan: Plan, waiting: Iterable[LeaseId]) -> list[LeaseId]:
 
 
 def _decision(
-    lease: Lease, position: int, plan: Plan, rooms: Rooms, state: NodeState, now: float
+    lease: Lease, position: int, plan: Plan, capacities: FreeCapacities, state: NodeState, now: float
 ) -> Decision:
     if lease.id in plan.grants:
         return Decision(lease.id, position, plan.grants[lease.id])
     kept = _reservation(lease.id, plan)
     verdict = plan.verdicts.get(lease.id)
     if verdict is None or verdict.reason is WaitReason.RESOURCES:
-        reason, refusals, lack = _no_room(wanted_request(lease, state), rooms, state)
+        reason, refusals, lack = _no_room(wanted_request(lease, state), capacities, state)
         said = "" if verdict is None or verdict.text == NO_ROOM.text else verdict.text
         return Decision(lease.id, position, (), reason, refusals, kept, lack or said)
     return Decision(
@@ -146,9 +146,11 @@ def _decision(
     )
 
 
-def _no_room(request: Request, rooms: Rooms, state: NodeState) -> tuple[Reason, tuple[Refusal, ...], str]:
+def _no_room(
+    request: Request, capacities: FreeCapacities, state: NodeState
+) -> tuple[Reason, tuple[Refusal, ...], str]:
     """Return the refusals of ``why_no_room``, and a sentence if the host has too little CPU or memory."""
-    reason, refusals = why_no_room(request, rooms_for(request, rooms, state))
+    reason, refusals = why_no_room(request, capacities_for(request, capacities, state))
     lack = lack_of_host(request, state) if reason is Reason.QUEUE_ORDER else ""
     return Reason.HOST_RESOURCES if lack else reason, refusals, lack
 

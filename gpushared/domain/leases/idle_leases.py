@@ -1,4 +1,4 @@
-"""Handle leases that hold GPUs without using them: notify them, then lower them, then suspend or end them.
+"""Handle leases that hold GPUs without using them: notify them, make them preemptible, suspend or end them.
 
 A lease is idle from the first look that finds it running without any work on its GPUs. So loading data after
 the start counts as idle time. One look that finds work ends the idle time. Work that cannot be distinguished
@@ -50,12 +50,12 @@ def look(sample: GpusSampled, draft: Draft) -> None:
         if lease.id in before:
             draft.resting[lease.id] = before[lease.id]
         if lease.id in sample.active:
-            _works(lease, draft)
+            _note_work(lease, draft)
         elif lease.id in sample.idle and not isinstance(lease.state, Suspending):
-            _rests(lease, draft)
+            _note_idle(lease, draft)
 
 
-def _works(lease: Lease, draft: Draft) -> None:
+def _note_work(lease: Lease, draft: Draft) -> None:
     if lease.idleness.since is None:
         draft.resting.pop(lease.id, None)
         return
@@ -63,20 +63,20 @@ def _works(lease: Lease, draft: Draft) -> None:
     draft.put(awake(lease, draft).note(draft.now, f"uses its GPUs again after {lasted}"))
 
 
-def _rests(lease: Lease, draft: Draft) -> None:
+def _note_idle(lease: Lease, draft: Draft) -> None:
     first_look = lease.id not in draft.resting
     since = draft.resting.get(lease.id, draft.now if lease.idleness.since is None else lease.idleness.since)
     since = draft.resting[lease.id] = min(since, draft.now)
     policy, lasted = _policy(lease, draft), draft.now - since
-    if lasted >= _told_after(policy):
-        lease = _tell(lease, since, policy, draft, first_look=first_look)
+    if lasted >= _notice_seconds(policy):
+        lease = _notify(lease, since, policy, draft, first_look=first_look)
     elif lease.notice is not None and lease.notice.kind is NoticeKind.IDLE:
         lease = withdraw(lease, draft, NoticeKind.IDLE)
         lease = draft.put(lease.note(draft.now, "may be idle for longer now"))
     if policy.lower_seconds and lasted >= policy.lower_seconds and not lease.idleness.is_preemptible:
         why = f"idle for {format_duration(lasted)}: it gives way to others from now on"
-        lowered = Idleness(since, is_preemptible=True)
-        lease = draft.put(replace(lease, idleness=lowered).note(draft.now, why))
+        preemptible = Idleness(since, is_preemptible=True)
+        lease = draft.put(replace(lease, idleness=preemptible).note(draft.now, why))
     _act(lease, lasted, policy, draft)
 
 
@@ -87,7 +87,7 @@ def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
     return rules.usual.get(lease_class, OFF)
 
 
-def _told_after(policy: IdlePolicy) -> float:
+def _notice_seconds(policy: IdlePolicy) -> float:
     """Return after how many idle seconds a lease gets a notice; nothing happens to a lease before that."""
     after = [policy.warn_seconds] if policy.warn_seconds else []
     after += [policy.action_seconds] if policy.action is not IdleAction.NONE else []
@@ -97,7 +97,7 @@ def _told_after(policy: IdlePolicy) -> float:
 # --- notices -------------------------------------------------------------------------------------------
 
 
-def _tell(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
+def _notify(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
     """Notify the lease once, and again when the consequence or its time changes."""
     held = lease.notice
     if held is not None and held.kind is not NoticeKind.IDLE:

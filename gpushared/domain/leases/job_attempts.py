@@ -107,7 +107,7 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     _note_epoch(taken.attempt_log, draft)
     if taken.attempt is None:
         return
-    match taken.todo:
+    match taken.work:
         case OrderWork.PREPARE:
             # Without a contact on disk the first look after a crash would end the attempt.
             draft.write_contact(coordinator)
@@ -512,7 +512,7 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
     }
 
 
-def end_those_of_earlier_boots(draft: Draft) -> None:
+def end_attempts_of_earlier_boots(draft: Draft) -> None:
     """End the attempts of earlier boots; their coordinator may run them elsewhere by now.
 
     This comes first of all after a restart of the daemon.

@@ -41,9 +41,9 @@ def watch(sample: GpusSampled, draft: Draft) -> None:
     for lease in draft.view().holders():
         if _is_watched(lease):
             used = sample.used_bytes.get(lease.id, {})
-            _judge(lease, _worst(lease, used, draft), draft)
+            _watch_memory(lease, _worst(lease, used, draft), draft)
         if _is_watched(draft.find(lease.id)):
-            _judge_place(draft.find(lease.id), sample, draft)
+            _watch_mps(draft.find(lease.id), sample, draft)
 
 
 def _is_watched(lease: Lease) -> bool:
@@ -61,7 +61,7 @@ def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit |
     return max(over, key=lambda one: one.used_bytes - one.limit_bytes, default=None)
 
 
-def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
+def _watch_memory(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     if over is None:
         if lease.health.over_since is not None and _is_calm(lease, "memory", draft):
             inside = replace(lease, health=replace(lease.health, over_since=None))
@@ -75,7 +75,7 @@ def _judge(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
     _act(lease, over, "of its memory", lease.health.over_since, draft)
 
 
-def _judge_place(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
+def _watch_mps(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     """Name a process that left MPS after one sample, and end its lease from the next sample on."""
     outside = sample.outside_mps.get(lease.id)
     if outside is None:

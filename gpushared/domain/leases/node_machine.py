@@ -54,7 +54,7 @@ from gpushared.domain.leases.notice import notify_of_expiry
 from gpushared.domain.leases.project_settings import set_project
 from gpushared.domain.leases.resizing import resize, take_settings
 from gpushared.domain.leases.submission import refuse_to_queue, submit
-from gpushared.domain.leases.terms import mix_of
+from gpushared.domain.leases.terms import demand_profile_of
 from gpushared.domain.leases.timing import extend, hold, set_priority
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, StateConflict
 from gpushared.domain.model.gpu import Drained, GpuId
@@ -98,7 +98,7 @@ def handle(state: NodeState, event: m.Event, now: float) -> Step:
 def _handle(event: m.Event, draft: Draft) -> None:
     if not draft.earlier_boots_over:
         # The first step that is written ends these, so that they can begin at no moment.
-        job_attempts.end_those_of_earlier_boots(draft)
+        job_attempts.end_attempts_of_earlier_boots(draft)
     if isinstance(event, AttemptPrepared):
         immediate = job_attempts.prepared(event, draft)
     else:
@@ -138,7 +138,7 @@ def restore(
         usage=usage_of(accounts.usage, state.rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        demand_profile=mix_of((*over.values(), *known.values())),
+        demand_profile=demand_profile_of((*over.values(), *known.values())),
         engine_surveyed=False,
         earlier_boots_over=False,
         attempts=job_attempts.restored(records, contacts or {}),
@@ -488,7 +488,7 @@ def _(event: m.Tick, draft: Draft) -> None:  # noqa: ARG001 - chosen by its type
             _end_unclaimed(lease, NeverClaimed(), "no container claimed it in time", draft)
     job_attempts.prune(draft)
     notify_of_expiry(draft)
-    requeue.stop_those_told(draft)
+    requeue.stop_notified(draft)
     suspension.watch_suspensions(draft)
     _look_after(draft, None)
 

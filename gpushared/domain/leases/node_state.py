@@ -37,7 +37,7 @@ from gpushared.domain.model.span import Span, milliseconds
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.gpu_amounts import permille_of
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
-from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.project_accounts import AccountsChange, changed_rows
 from gpushared.domain.scheduling.projects import DAY, Policy, Project
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -101,7 +101,7 @@ class NodeState:
     usage: Usage = field(default_factory=lambda: Usage(DAY))
     """The use of each project before now, by leases that hold nothing any more."""
     turns: Mapping[str, float] = field(default_factory=dict)
-    """When each project last had its turn (see ``policy.order``)."""
+    """When each project last had its turn (see ``queue_order``)."""
     projects: Mapping[str, Project] = field(default_factory=dict)
     """The projects that were set at run time, which win over the configuration."""
     resting: Mapping[LeaseId, float] = field(default_factory=dict)
@@ -151,15 +151,15 @@ class NodeState:
         """Return the leases that hold a part of a GPU."""
         return [lease for lease in self.leases.values() if lease.grants]
 
-    def rooms(self) -> dict[GpuId, FreeCapacity]:
+    def capacities(self) -> dict[GpuId, FreeCapacity]:
         """Return the free capacity of each GPU."""
-        return rooms_of(self.judged_gpus(), self.leases.values(), self.stray_bytes)
+        return free_capacities(self.effective_gpus(), self.leases.values(), self.stray_bytes)
 
-    def judged_gpus(self) -> list[Gpu]:
-        """Return all GPUs; a drained GPU's trouble is its drain, that of a GPU in a fault its MPS server."""
-        return [self._judged(gpu) for gpu in self.gpus.values()]
+    def effective_gpus(self) -> list[Gpu]:
+        """Return all GPUs; the drain of a GPU, or the fault of its MPS server, counts as its trouble."""
+        return [self._effective(gpu) for gpu in self.gpus.values()]
 
-    def _judged(self, gpu: Gpu) -> Gpu:
+    def _effective(self, gpu: Gpu) -> Gpu:
         if (drained := self.drain_of(gpu.id)) is not None:
             return replace(gpu, trouble=drained.trouble)
         if gpu.trouble is None and self.use.at - self.faulted.get(gpu.id, -math.inf) < FAULT_SEEN_SECONDS:
@@ -439,8 +439,8 @@ class Draft:
 
     def _to_tell(self, attempts: tuple[Attempt, ...]) -> list[TellCoordinator]:
         """Return the reports on the changed attempts, except the report that answers the event itself."""
-        told = self.report
-        answered = (told.key, told.revision) if isinstance(told, Report) else None
+        answer = self.report
+        answered = (answer.key, answer.revision) if isinstance(answer, Report) else None
         return [
             TellCoordinator(attempt.key, attempt.coordinator)
             for attempt in attempts

@@ -20,12 +20,12 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
     """Notify the program once: by a file in the container, and by the signal that the request named."""
     if lease.notice == notice:
         return lease
-    told = replace(lease, notice=notice)
+    changed = replace(lease, notice=notice)
     left = format_duration(max(1, round(notice.until - draft.now)))
     what = "told" if notice.kind is NoticeKind.IDLE else f"told that it ends in {left}"
-    told = draft.put(told.note(draft.now, f"{what}: {notice.text}"))
+    changed = draft.put(changed.note(draft.now, f"{what}: {notice.text}"))
     draft.do(NotifyContainer(lease.id))
-    return told
+    return changed
 
 
 def withdraw(lease: Lease, draft: Draft, only: NoticeKind | None = None) -> Lease:

@@ -7,7 +7,7 @@ that a crash kept from being told is told after the restart.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -37,12 +37,10 @@ from gpushared.domain.model.lease import (
     Suspending,
     outcome_kind,
 )
-from gpushared.domain.model.notification import GpuPart, Notification, NotificationKind
+from gpushared.domain.model.notification import GpuPart, KnownEvents, Notification, NotificationKind
 from gpushared.domain.model.request_spec import size_of
 from gpushared.domain.model.units import format_duration
 
-Told = Collection[tuple[NotificationKind, str]]
-"""The kinds and occasions of a subject's events that were told before."""
 GPU_SUBJECT = "gpu "
 
 
@@ -55,26 +53,26 @@ class _Event:
 
 
 def of_lease(
-    lease: Lease, state: NodeState, now: float, told: Told, *, soon_seconds: float
+    lease: Lease, state: NodeState, now: float, known: KnownEvents, *, soon_seconds: float
 ) -> tuple[Notification, ...]:
     """Return the events of a lease that were not told yet.
 
     ``soon_seconds``: the lease's end is told this long before its time limit, at most half of the limit.
     """
-    found = [*_standing(lease, state.gpus), *_resumed(lease, told)]
+    found = [*_standing(lease, state.gpus), *_resumed(lease, known)]
     if (soon := _ends_soon(lease, now, soon_seconds)) is not None:
         found.append(soon)
     return tuple(
-        _notification(lease, event, state) for event in found if (event.kind, event.occasion) not in told
+        _notification(lease, event, state) for event in found if (event.kind, event.occasion) not in known
     )
 
 
-def of_gpus(state: NodeState, told: Mapping[str, Told]) -> tuple[Notification, ...]:
+def of_gpus(state: NodeState, known: Mapping[str, KnownEvents]) -> tuple[Notification, ...]:
     """Return the failures of GPUs that were not told yet."""
     found = []
     for gpu_id, drained in sorted(state.drained.items()):
         subject, occasion = f"{GPU_SUBJECT}{gpu_id}", _moment(drained.since)
-        if not drained.sick or (NotificationKind.GPU_UNHEALTHY, occasion) in told.get(subject, ()):
+        if not drained.sick or (NotificationKind.GPU_UNHEALTHY, occasion) in known.get(subject, ()):
             continue
         text = f"{_name(gpu_id, state.gpus)} {drained.reason}; it gets no new leases until it is undrained"
         found.append(Notification(NotificationKind.GPU_UNHEALTHY, subject, occasion, drained.since, text))
@@ -151,11 +149,11 @@ def _rest(lease: Lease) -> str:
     return "is idle: it does no work on its GPUs"
 
 
-def _resumed(lease: Lease, told: Told) -> Iterator[_Event]:
+def _resumed(lease: Lease, known: KnownEvents) -> Iterator[_Event]:
     """Yield the end of each pause that was told, once the lease is back on its GPUs."""
     if not isinstance(lease.state, Starting | Active | Paused):
         return
-    for kind, occasion in sorted(told):
+    for kind, occasion in sorted(known):
         if kind is NotificationKind.PAUSED:
             text = f"{lease.id} of {lease.owner_name} is back on its GPUs"
             yield _Event(NotificationKind.RESUMED, occasion, lease.state.since, text)

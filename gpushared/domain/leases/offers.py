@@ -55,25 +55,25 @@ class Offer:
 
 def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Offer:
     """Return the answer that ``request`` would get now; raises the errors that asking would raise."""
-    after, lease = _asked(state, request, caller, now)
+    after, lease = _submitted(state, request, caller, now)
     if isinstance(lease.state, Reserved):
         return Offer(lease.payer, starts_now=True, grants=lease.grants, start_to=now)
     decided = decisions(after, now)
-    foretold = starts(after, now, decided)
-    (mine,) = (one for one in in_order_of_start(decided, foretold) if one.lease == lease.id)
-    start = foretold.get(lease.id)
+    expected_starts = starts(after, now, decided)
+    (decision,) = (one for one in in_order_of_start(decided, expected_starts) if one.lease == lease.id)
+    start = expected_starts.get(lease.id)
     promised = lease.preemption.promised
-    leavers = promised.victims if promised else ()
+    victims = promised.victims if promised else ()
     return Offer(
         lease.payer,
         starts_now=False,
         grants=start.grants if start else promised.grants if promised else (),
         start_to=start.at if start else None,
         gives_way=tuple(
-            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in leavers
+            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in victims
         ),
         why=promised.why if promised else "",
-        waiting=waiting(mine, after, len(decided), now, foretold),
+        waiting=waiting(decision, after, len(decided), now, expected_starts),
         fits_now=fits_now(state, request, caller, now),
     )
 
@@ -91,7 +91,7 @@ def fits_now(state: NodeState, request: Request, caller: Caller, now: float) -> 
         return ""
     for text, smaller in _smaller(state, request):
         try:
-            _, lease = _asked(state, smaller, caller, now)
+            _, lease = _submitted(state, smaller, caller, now)
         except GpushareError:
             continue
         if isinstance(lease.state, Reserved):
@@ -100,7 +100,7 @@ def fits_now(state: NodeState, request: Request, caller: Caller, now: float) -> 
     return ""
 
 
-def _asked(state: NodeState, request: Request, caller: Caller, now: float) -> tuple[NodeState, Lease]:
+def _submitted(state: NodeState, request: Request, caller: Caller, now: float) -> tuple[NodeState, Lease]:
     step = handle(state, RequestSubmitted(request, caller), now)
     assert step.lease is not None, "a request is answered with its lease"
     return step.state, step.lease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.queue_pass import HOST, holder
 from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of, wanted_request
-from gpushared.domain.leases.surroundings import rooms_for
+from gpushared.domain.leases.surroundings import capacities_for
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.lease import (
     Lease,
@@ -16,7 +16,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.units import format_duration
 from gpushared.domain.scheduling.holder_index import HolderIndex
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.outcome import waits_for_leases
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
 from gpushared.domain.scheduling.projects import GivesWay, Policy
@@ -69,19 +69,19 @@ def _who_would_lose(lease: Lease, state: NodeState) -> str:
     if not state.policy.lossless_only or lease.held_by or not _only_leases_stand_in_the_way(lease, state):
         return ""
     losers = [
-        one
-        for one in state.holders()
-        if one.payer != lease.payer
-        and one.expires_at is None
-        and step_of(one, state) is not PreemptionStep.SUSPEND
+        other
+        for other in state.holders()
+        if other.payer != lease.payer
+        and other.expires_at is None
+        and step_of(other, state) is not PreemptionStep.SUSPEND
     ]
     if not losers:
         return ""
-    names = ", ".join(f"{one.id} of {one.owner_name}" for one in losers[:NAMED])
+    names = ", ".join(f"{other.id} of {other.owner_name}" for other in losers[:NAMED])
     more = f" and {len(losers) - NAMED} more" if len(losers) > NAMED else ""
-    one, they = ("has", "its") if len(losers) == 1 else ("have", "their")
+    has, its = ("has", "its") if len(losers) == 1 else ("have", "their")
     return (
-        f"{names}{more} {one} no time limit and would lose {they} work by giving way; an administrator may set "
+        f"{names}{more} {has} no time limit and would lose {its} work by giving way; an administrator may set "
         "`time_limit_seconds` of a class, or let leases give way with `preemption`"
     )
 
@@ -89,60 +89,60 @@ def _who_would_lose(lease: Lease, state: NodeState) -> str:
 def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
     """Return True if the lease would start if all others had ended."""
     request = wanted_request(lease, state)
-    return waits_for_leases(request, rooms_for(request, state.rooms(), state))
+    return waits_for_leases(request, capacities_for(request, state.capacities(), state))
 
 
 def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
-    """Return the waiting lease that gets the room that this lease leaves."""
-    for one in state.waiting():
-        promised = one.preemption.promised
+    """Return the waiting lease that gets the GPUs of this lease."""
+    for waiting in state.waiting():
+        promised = waiting.preemption.promised
         if promised is not None and lease in promised.victims:
-            return one
+            return waiting
     return None
 
 
 def _why_it_left(lease: Lease) -> str:
     """Return the reason that the lease's story gives."""
-    told = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
-    return next((found + to_whom for _, found, to_whom in told if found), "")
+    texts = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
+    return next((found + to_whom for _, found, to_whom in texts if found), "")
 
 
-def _when(one: RunningLease, state: NodeState, now: float) -> str:
+def _when(running: RunningLease, state: NodeState, now: float) -> str:
     """Return to whom the lease gives way, and from when on."""
     policy = state.policy
-    rules = policy.classes[one.lease.request.lease_class]
-    if one.behind:
-        return f"holds what is kept for {', '.join(one.behind)}, and leaves when one of them can start"
-    loses = policy.lossless_only and not one.step.loses_nothing
+    rules = policy.classes[running.lease.request.lease_class]
+    if running.behind:
+        return f"holds what is kept for {', '.join(running.behind)}, and leaves when one of them can start"
+    loses = policy.lossless_only and not running.step.loses_nothing
     if rules.min_run_seconds == NEVER or loses:
         return "gives way to nobody but administrators" + (
             ", because it would lose its work" if loses else ""
         )
-    if one.lease.idleness.is_preemptible:
-        return "is idle, and gives way to whoever waits" + _protected(one, policy, now)
+    if running.lease.idleness.is_preemptible:
+        return "is idle, and gives way to whoever waits" + _protected(running, policy, now)
     if rules.gives_way is GivesWay.NEVER:
-        return f"is of class {one.lease.request.lease_class}, which gives way to administrators only"
-    project = one.project
+        return f"is of class {running.lease.request.lease_class}, which gives way to administrators only"
+    project = running.project
     if rules.gives_way is GivesWay.ALWAYS:
-        return "is best effort, and gives way to the classes before it" + _protected(one, policy, now)
-    if _is_over_quota(one, state, now):
+        return "is best effort, and gives way to the classes before it" + _protected(running, policy, now)
+    if _is_over_quota(running, state, now):
         text = f"is more than project {project} is guaranteed, and gives way to those who are below theirs"
-        if one.step.loses_nothing:
+        if running.step.loses_nothing:
             text += " or hold less than a fair share"
     else:
         text = f"is guaranteed to project {project}, and gives way to a higher priority in it only"
-    return text + _protected(one, policy, now)
+    return text + _protected(running, policy, now)
 
 
-def _is_over_quota(one: RunningLease, state: NodeState, now: float) -> bool:
+def _is_over_quota(running: RunningLease, state: NodeState, now: float) -> bool:
     holders = [holder(lease, state, state.policy, now) for lease in state.holders()]
-    ledger = QuotaUsage(
-        HolderIndex(state.policy, RoomPlaces({HOST: state.rooms()}), holders), state.usage, now
+    quota_usage = QuotaUsage(
+        HolderIndex(state.policy, HostCapacity({HOST: state.capacities()}), holders), state.usage, now
     )
-    return ledger.over_quota(one)
+    return quota_usage.over_quota(running)
 
 
-def _protected(one: RunningLease, policy: Policy, now: float) -> str:
+def _protected(running: RunningLease, policy: Policy, now: float) -> str:
     """Return the clause about the part of the least run time that is left."""
-    left = one.started_at + policy.classes[one.lease.request.lease_class].min_run_seconds - now
+    left = running.started_at + policy.classes[running.lease.request.lease_class].min_run_seconds - now
     return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""

@@ -32,7 +32,7 @@ from gpushared.domain.scheduling.pass_records import (
     RunningLease,
     Victim,
 )
-from gpushared.domain.scheduling.placement.fleet_capacity import FleetPlaces, fleet_with
+from gpushared.domain.scheduling.placement.fleet_capacity import FleetCapacity, fleet_with
 from gpushared.domain.scheduling.placement.hosts import Host, link_groups
 from gpushared.domain.scheduling.placement.policies import Together
 from gpushared.domain.scheduling.plan import plan
@@ -42,7 +42,7 @@ from gpushared.domain.scheduling.quota_usage import QuotaUsage
 HOST = ""
 """A node is one host."""
 
-_LADDER = {
+_MODES = {
     PreemptionStep.SUSPEND: PreemptionMode.PAUSE,
     PreemptionStep.REQUEUE: PreemptionMode.REQUEUE,
     PreemptionStep.STOP: PreemptionMode.STOP,
@@ -66,22 +66,22 @@ def pass_over(state: NodeState, now: float) -> Plan:
     )
 
 
-def quota_usage(state: NodeState, places: FleetPlaces, now: float) -> QuotaUsage:
+def quota_usage(state: NodeState, places: FleetCapacity, now: float) -> QuotaUsage:
     """Return the projects' holdings and limits on the node as they are now."""
     policy = state.policy
     holders = [holder(lease, state, policy, now) for lease in state.holders()]
     return QuotaUsage(HolderIndex(policy, places, holders), state.usage, now)
 
 
-def places_of(state: NodeState) -> FleetPlaces:
+def places_of(state: NodeState) -> FleetCapacity:
     """Return the node as a fleet of one host."""
-    gpus, size = tuple(state.judged_gpus()), size_of_host(state)
+    gpus, size = tuple(state.effective_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
     rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
     fleet = fleet_with(
         [host], leases, state.stray_bytes, rules.placement, state.demand_profile, rules.together
     )
-    return FleetPlaces(fleet)
+    return FleetCapacity(fleet)
 
 
 def _of_project(lease: Lease, state: NodeState) -> Lease:
@@ -117,7 +117,7 @@ def holder(lease: Lease, state: NodeState, policy: Policy, now: float) -> Runnin
         _priority(lease, policy),
         now if since is None else since,
         saved_at=now if step is PreemptionStep.SUSPEND else None,
-        step=_LADDER[step],
+        step=_MODES[step],
         leaving=is_leaving(lease) or isinstance(lease.state, Draining | Suspending),
         begun_anew=lease.preemption.begun_anew,
         served=lease.preemption.served_seconds,

@@ -74,8 +74,8 @@ def preempt_asked(event: PreemptAsked, draft: Draft) -> None:
 
 def is_leaving(lease: Lease) -> bool:
     """Return True if the lease's GPUs come free without more being done."""
-    told = lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED
-    return told or isinstance(lease.state, Draining | Suspending)
+    notified = lease.notice is not None and lease.notice.kind is NoticeKind.PREEMPTED
+    return notified or isinstance(lease.state, Draining | Suspending)
 
 
 def preempt(lease: Lease, by: str, draft: Draft) -> None:
@@ -98,10 +98,10 @@ def preempt(lease: Lease, by: str, draft: Draft) -> None:
         else "and is not started again"
     )
     notify(lease, Notice(NoticeKind.PREEMPTED, until, f"{why}, {after}"), draft)
-    stop_those_told(draft)
+    stop_notified(draft)
 
 
-def stop_those_told(draft: Draft) -> None:
+def stop_notified(draft: Draft) -> None:
     """Stop the leases whose notice is over."""
     for lease in list(draft.leases.values()):
         notice = lease.notice

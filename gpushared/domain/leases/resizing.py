@@ -237,10 +237,10 @@ def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[Gp
 
     Raises LimitReached or Unavailable if that is not free.
     """
-    rooms = draft.view().rooms()
+    capacities = draft.view().capacities()
     raised = set()
     for old, new in zip(lease.grants, grants, strict=True):
-        room, gpu = rooms[old.gpu], draft.gpus[old.gpu]
+        capacity, gpu = capacities[old.gpu], draft.gpus[old.gpu]
         more_bytes = new.memory_bytes - old.memory_bytes
         more_permille = new.compute_permille - old.compute_permille
         if more_bytes <= 0 and more_permille <= 0:
@@ -251,10 +251,10 @@ def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[Gp
                 f"GPU {gpu.index} {gpu.trouble}, so nothing more is leased there",
                 hint="see `gpushare gpus`",
             )
-        if more_bytes > max(0, room.free_bytes) or more_permille > max(0, room.free_permille):
+        if more_bytes > max(0, capacity.free_bytes) or more_permille > max(0, capacity.free_permille):
             raise LimitReached(
-                f"GPU {gpu.index} has {format_memory(max(0, room.free_bytes))} and "
-                f"{format_percent(max(0, room.free_permille))}% of the compute free, {_more(old, new)}",
+                f"GPU {gpu.index} has {format_memory(max(0, capacity.free_bytes))} and "
+                f"{format_percent(max(0, capacity.free_permille))}% of the compute free, {_more(old, new)}",
                 hint="`gpushare ps` shows who holds the rest",
             )
     return raised
@@ -277,8 +277,8 @@ def _check_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     before, after = sizes_of(lease.grants, places), sizes_of(grants, places)
     all_more = sum(after.values()) - sum(before.values())
     for model, more in (("", all_more), *((model, after[model] - before.get(model, 0)) for model in after)):
-        room = usage.room_to_limit(lease.payer, model, lease.request.lease_class)
-        if room is not None and more > max(0, room):
+        left = usage.left_to_limit(lease.payer, model, lease.request.lease_class)
+        if left is not None and more > max(0, left):
             raise LimitReached(
                 usage.limit_sentence(lease.payer), hint="`gpushare project ls` shows the limits"
             )
@@ -286,9 +286,9 @@ def _check_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
 
 def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Draft) -> None:
     """Raise LimitReached if the new size takes room that is fixed for build work of a project."""
-    rooms = draft.view().rooms()
+    capacities = draft.view().capacities()
     for old, new in zip(lease.grants, grants, strict=True):
-        free_bytes, free_permille = rooms[old.gpu].free_bytes, rooms[old.gpu].free_permille
+        free_bytes, free_permille = capacities[old.gpu].free_bytes, capacities[old.gpu].free_permille
         owners = []
         for project, parts in plan.fixed.items():
             here = [part for part in parts if part.gpu == old.gpu]

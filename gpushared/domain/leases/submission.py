@@ -8,7 +8,7 @@ from gpushared.domain.leases.events import RequestSubmitted
 from gpushared.domain.leases.explain import check_possible, refusal_sentence
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_state import Draft, lease_id
-from gpushared.domain.leases.terms import check_terms, learned, with_models
+from gpushared.domain.leases.terms import check_terms, with_models, with_request
 from gpushared.domain.model.errors import (
     LimitReached,
     NoRoom,
@@ -39,7 +39,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
         check_allowed(event.request.notify, draft.rules.notify_allowed)
     policy = draft.view().policy
     project = project_of(event.caller.name, event.request.project, policy)
-    request, told = _with_time_limit(event.request, policy)
+    request, limit_text = _with_time_limit(event.request, policy)
     request = with_models(request, draft.gpus.values())
     check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
@@ -67,10 +67,10 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     )
     draft.next_sequence += 1
     draft.answer = identity
-    draft.demand_profile = learned(draft.demand_profile, request, draft.gpus.values())
+    draft.demand_profile = with_request(draft.demand_profile, request, draft.gpus.values())
     of_job = "" if event.attempt is None else f" for job {event.attempt.job}"
     return draft.put(
-        lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{told}")
+        lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{limit_text}")
     )
 
 
@@ -79,8 +79,8 @@ def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
     limit = policy.classes[request.lease_class].time_limit_seconds
     if request.time_limit_seconds is not None or limit is None:
         return request, ""
-    told = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
-    return replace(request, time_limit_seconds=limit), told
+    limit_text = f"; it may run for {format_duration(limit)}, as class {request.lease_class} says"
+    return replace(request, time_limit_seconds=limit), limit_text
 
 
 def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:

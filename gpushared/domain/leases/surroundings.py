@@ -10,7 +10,7 @@ from gpushared.domain.model.host import ContainerMemory, HostSize
 from gpushared.domain.model.lease import Lease, LeaseId, Suspended
 from gpushared.domain.model.request import Request
 from gpushared.domain.model.units import format_cores, format_memory
-from gpushared.domain.scheduling.placement.free_capacity import Rooms
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacities
 
 
 def total_of_host(state: NodeState) -> HostSize:
@@ -76,23 +76,27 @@ def check_host(request: Request, size: HostSize) -> None:
 # --- other leases --------------------------------------------------------------------------------------
 
 
-def rooms_for(request: Request, rooms: Rooms, state: NodeState) -> Rooms:
-    """Return the rooms with the leases that this request keeps away from."""
+def capacities_for(request: Request, capacities: FreeCapacities, state: NodeState) -> FreeCapacities:
+    """Return the capacities with the leases that this request keeps away from marked on their GPUs."""
     if not request.away_from:
-        return rooms
-    rooms = dict(rooms)
+        return capacities
+    capacities = dict(capacities)
     for name in request.away_from:
         lease = state.leases.get(LeaseId(name))
         for grant in lease.grants if lease is not None else ():
-            if grant.gpu in rooms:
-                rooms[grant.gpu] = replace(rooms[grant.gpu], apart_from=name)
-    return rooms
+            if grant.gpu in capacities:
+                capacities[grant.gpu] = replace(capacities[grant.gpu], apart_from=name)
+    return capacities
 
 
 def note_memory(lease: LeaseId, memory: ContainerMemory | None, draft: Draft) -> None:
     """Note the engine's figures for a lease's container, and drop the figures of leases that are over."""
     if memory is not None and memory != draft.container_memory.get(lease):
-        known = {one: told for one, told in draft.container_memory.items() if one in draft.leases}
+        known = {
+            lease_id: figures
+            for lease_id, figures in draft.container_memory.items()
+            if lease_id in draft.leases
+        }
         draft.container_memory = {**known, lease: memory}
 
 

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gpushared.domain.leases.node_state import Draft
-from gpushared.domain.leases.timing import check_priority
 from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.gpu_names import models_named
 from gpushared.domain.model.lease import Ended, Lease, LeaseId
-from gpushared.domain.model.request import Request
+from gpushared.domain.model.request import Request, check_priority
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.request_shape import size_of
 
@@ -22,7 +21,7 @@ def check_terms(request: Request, draft: Draft) -> None:
         draft.find(LeaseId(name))
 
 
-def still_meant(request: Request, leases: Collection[LeaseId]) -> Request:
+def without_ended(request: Request, leases: Collection[LeaseId]) -> Request:
     """Return the request without the leases that are over, so that it may be asked again much later."""
     known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
     return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
@@ -39,7 +38,7 @@ def with_models(request: Request, gpus: Collection[Gpu]) -> Request:
     return request if models == request.models else replace(request, models=models)
 
 
-def learned(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
+def with_request(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]) -> DemandProfile:
     """Return the demand profile with one more request."""
     size = size_of(request, gpus)
     if size is None:
@@ -49,7 +48,7 @@ def learned(demand_profile: DemandProfile, request: Request, gpus: Iterable[Gpu]
     return demand_profile
 
 
-def mix_of(leases: Iterable[Lease]) -> DemandProfile:
+def demand_profile_of(leases: Iterable[Lease]) -> DemandProfile:
     """Return the demand profile of earlier requests, the oldest first, from the leases after a restart."""
     demand_profile = DemandProfile()
     for lease in leases:

@@ -23,7 +23,7 @@ from gpushared.domain.model.lease import (
     Queued,
     state_name,
 )
-from gpushared.domain.model.request import MAX_PRIORITY
+from gpushared.domain.model.request import check_priority
 from gpushared.domain.model.units import MAX_DURATION_SECONDS, format_duration
 from gpushared.domain.scheduling.pass_records import NEVER
 
@@ -57,14 +57,6 @@ def set_priority(event: PriorityAsked, draft: Draft) -> None:
     request = replace(lease.request, priority=event.priority)
     changed = replace(lease, request=request, asked_first=lease.asked_first or lease.request)
     draft.put(changed.note(draft.now, f"{event.caller.name} gave it the priority {event.priority}"))
-
-
-def check_priority(priority: int) -> None:
-    """Raise RequestError for a priority that does not exist."""
-    if abs(priority) > MAX_PRIORITY:
-        raise RequestError(
-            f"a priority of {priority} does not exist", hint=f"give -{MAX_PRIORITY} to {MAX_PRIORITY}"
-        )
 
 
 def _check_waits(lease: Lease) -> None:

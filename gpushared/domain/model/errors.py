@@ -58,7 +58,7 @@ class Code(StrEnum):
 
 
 class GpushareError(Exception):
-    """Carry one sentence of what is wrong, and one hint of what to do.
+    """Carry a sentence that says what is wrong, and a hint that says what the user can do.
 
     All errors of the tree build on this.
     """

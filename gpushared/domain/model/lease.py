@@ -527,7 +527,7 @@ class Lease:
     forget it."""
     created_grants: tuple[Grant, ...] = field(default=(), metadata={"recorded_as": "baked"})
     """The grants that the container was created with; its settings name them for as long as it exists.
-    Earlier releases wrote them only if a resize had changed them since (see ``node.restore``)."""
+    Earlier releases wrote them only if a resize had changed them since (see ``node_machine.restore``)."""
     story: tuple[StoryEntry, ...] = field(default=(), compare=False, metadata={"recorded": False})
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,6 +39,10 @@ class NotificationKind(StrEnum):
     NODE_BACK = "node-back"
     DIGEST = "digest"
     """A week is over; its use, waste and waits are told to receivers that want them."""
+
+
+KnownEvents = Collection[tuple[NotificationKind, str]]
+"""The kinds and occasions of one subject's events that were sent before."""
 
 
 @dataclass(frozen=True, slots=True)

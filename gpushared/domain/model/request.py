@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import GpuId
 
 
@@ -54,6 +55,14 @@ class Caller:
 
 
 MAX_PRIORITY = 100
+
+
+def check_priority(priority: int) -> None:
+    """Raise RequestError for a priority that does not exist."""
+    if abs(priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"a priority of {priority} does not exist", hint=f"give -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

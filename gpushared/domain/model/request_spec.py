@@ -75,60 +75,60 @@ def option_of(field: str) -> str:
     return _OPTIONS.get(field, field.replace("_", "-"))
 
 
-def read_request(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> Request:
+def read_request(spec: RequestSpec, presets: Mapping[str, RequestSpec]) -> Request:
     """Return the checked request; a typed word wins over the preset's. Raises RequestError or NotFound."""
-    ask = _fill_from_preset(ask, presets)
-    if not (ask.gpu or ask.gpu_memory or ask.gpu_compute):
+    spec = _fill_from_preset(spec, presets)
+    if not (spec.gpu or spec.gpu_memory or spec.gpu_compute):
         raise RequestError("no GPU was asked for", hint="say --gpu 0.25, --gpu-memory 8g or --preset NAME")
-    size = read_size(gpu=ask.gpu, gpu_memory=ask.gpu_memory, gpu_compute=ask.gpu_compute)
-    share = parse_gpu_range(ask.gpu).permille.low if ask.gpu else None
+    size = read_size(gpu=spec.gpu, gpu_memory=spec.gpu_memory, gpu_compute=spec.gpu_compute)
+    share = parse_gpu_range(spec.gpu).permille.low if spec.gpu else None
     counted = share == WHOLE_PERMILLE
-    whole = counted and not (ask.gpu_memory or ask.gpu_compute)
-    isolation = _isolation(ask, whole=whole, parts=(share, size.compute_permille))
+    whole = counted and not (spec.gpu_memory or spec.gpu_compute)
+    isolation = _isolation(spec, whole=whole, parts=(share, size.compute_permille))
     check_ranges(size, isolation, whole=whole)
-    if ask.max_wait:
-        parse_duration(ask.max_wait, least=0)
+    if spec.max_wait:
+        parse_duration(spec.max_wait, least=0)
     request = Request(
         gpu_count=size.gpu_count,
         compute_permille=size.compute_permille,
         memory_bytes=size.memory_bytes,
-        memory_permille=size.compute_permille if _is_compute_alone(ask) else size.memory_permille,
+        memory_permille=size.compute_permille if _is_compute_alone(spec) else size.memory_permille,
         isolation=isolation,
-        lease_class=_word(LeaseClass, ask.lease_class, "class") or LeaseClass.TRAIN,
-        time_limit_seconds=parse_duration(ask.time) if ask.time else None,
-        preset=ask.preset or None,
-        priority=_priority(ask.priority),
-        project=_project(ask.project),
-        after=_leases(ask.after),
-        notice_signal=_signal(ask.notice_signal),
-        notify=read_targets(ask.notify) if ask.notify else (),
-        restart_on_fault=_restarts(ask.restart_on_fault),
-        models=_models(ask.models),
-        near=_leases(ask.near),
-        away_from=_leases(ask.away_from),
-        host_cpu_milli=_host(ask.host_cpu_milli, MAX_HOST_CPU_MILLI, "thousandths of a CPU"),
-        host_memory_bytes=_host(ask.host_memory_bytes, MAX_MEMORY_BYTES, "bytes of memory"),
+        lease_class=_word(LeaseClass, spec.lease_class, "class") or LeaseClass.TRAIN,
+        time_limit_seconds=parse_duration(spec.time) if spec.time else None,
+        preset=spec.preset or None,
+        priority=_priority(spec.priority),
+        project=_project(spec.project),
+        after=_leases(spec.after),
+        notice_signal=_signal(spec.notice_signal),
+        notify=read_targets(spec.notify) if spec.notify else (),
+        restart_on_fault=_restarts(spec.restart_on_fault),
+        models=_models(spec.models),
+        near=_leases(spec.near),
+        away_from=_leases(spec.away_from),
+        host_cpu_milli=_host(spec.host_cpu_milli, MAX_HOST_CPU_MILLI, "thousandths of a CPU"),
+        host_memory_bytes=_host(spec.host_memory_bytes, MAX_MEMORY_BYTES, "bytes of memory"),
         max_gpu_count=size.max_gpu_count,
         max_compute_permille=size.max_compute_permille,
         max_memory_bytes=size.max_memory_bytes,
         max_memory_permille=size.max_memory_permille,
         compute_limit_permille=size.compute_limit_permille,
     )
-    return _counted(request, ask) if counted and isolation is Isolation.MIG else request
+    return _counted(request, spec) if counted and isolation is Isolation.MIG else request
 
 
-def _is_compute_alone(ask: RequestSpec) -> bool:
+def _is_compute_alone(spec: RequestSpec) -> bool:
     """Return True if the user named compute alone; the request then gets the same share of the memory."""
-    return not (ask.gpu or ask.gpu_memory)
+    return not (spec.gpu or spec.gpu_memory)
 
 
-def _counted(request: Request, ask: RequestSpec) -> Request:
+def _counted(request: Request, spec: RequestSpec) -> Request:
     """Drop the shares of a request for whole MIG instances.
 
     A whole number counts instances of any size, because hardly any user who types 1 wants an instance that is
     a whole GPU.
     """
-    compute = request.compute_permille if ask.gpu_compute else None
+    compute = request.compute_permille if spec.gpu_compute else None
     return replace(request, compute_permille=compute, memory_permille=None)
 
 
@@ -173,12 +173,12 @@ def read_size(*, gpu: str = "", gpu_memory: str = "", gpu_compute: str = "") -> 
     )
 
 
-def _low(said: Range | None) -> int | None:
-    return said.low if said else None
+def _low(size_range: Range | None) -> int | None:
+    return size_range.low if size_range else None
 
 
-def _most(said: Range | None) -> int | None:
-    return said.most if said else None
+def _most(size_range: Range | None) -> int | None:
+    return size_range.most if size_range else None
 
 
 def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
@@ -201,26 +201,26 @@ def check_ranges(size: NewSize, isolation: Isolation, *, whole: bool) -> None:
         )
 
 
-def _fill_from_preset(ask: RequestSpec, presets: Mapping[str, RequestSpec]) -> RequestSpec:
-    if not ask.preset:
-        return ask
-    if ask.preset not in presets:
-        near = difflib.get_close_matches(ask.preset[:MAX_TEXT], presets, n=1)
+def _fill_from_preset(spec: RequestSpec, presets: Mapping[str, RequestSpec]) -> RequestSpec:
+    if not spec.preset:
+        return spec
+    if spec.preset not in presets:
+        near = difflib.get_close_matches(spec.preset[:MAX_TEXT], presets, n=1)
         names = ", ".join(sorted(presets)) or "none are configured here"
         hint = f"did you mean {near[0]}?" if near else f"presets: {names}"
-        raise NotFound(f"there is no preset {shown(ask.preset)}", hint=hint)
-    preset = presets[ask.preset]
-    said = {f.name: getattr(ask, f.name) for f in fields(ask) if getattr(ask, f.name)}
-    return replace(preset, **said)
+        raise NotFound(f"there is no preset {shown(spec.preset)}", hint=hint)
+    preset = presets[spec.preset]
+    typed = {f.name: getattr(spec, f.name) for f in fields(spec) if getattr(spec, f.name)}
+    return replace(preset, **typed)
 
 
-def _isolation(ask: RequestSpec, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
-    said = _word(Isolation, ask.isolation, "isolation")
-    if said is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
+def _isolation(spec: RequestSpec, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
+    isolation = _word(Isolation, spec.isolation, "isolation")
+    if isolation is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
         raise RequestError(
             "exclusive means whole GPUs, not a part of one", hint="ask for --gpu 1, or leave --isolation out"
         )
-    return said or (Isolation.EXCLUSIVE if whole else Isolation.SHARED)
+    return isolation or (Isolation.EXCLUSIVE if whole else Isolation.SHARED)
 
 
 NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")

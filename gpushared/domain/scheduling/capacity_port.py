@@ -1,4 +1,4 @@
-"""Define the queue's questions to the places: one node's rooms, or a pool of hosts."""
+"""Define what the queue asks of the places, which are the GPUs of one node or of a pool of hosts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CapacityPort(Protocol):
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         """Return the GPUs of a host, in order."""
 
-    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
+    def capacities(self) -> Mapping[str, Sequence[FreeCapacity]]:
         """Return the free capacity of each GPU, by host."""
 
     def models(self) -> Mapping[str, Gpu]:

@@ -90,18 +90,20 @@ class FixedParts:
     def room_for(self, request: Request, parts: Parts) -> tuple[Grant, ...]:
         """Return grants on GPUs where lifted parts are large enough; empty if there are none.
 
-        No other question is asked: this room is free, and kept for nobody else.
+        The answer asks no other rule, because these parts are free and kept for this project alone.
         """
         needs = {gpu: amount_of(need_on(request, self._places.gpu(gpu))) for gpu in parts}
         fit = {gpu for gpu, part in parts.items() if part.covers(needs[gpu])}
         if not fit:
             return ()
-        everything = {room.gpu.id for rooms in self._places.rooms().values() for room in rooms}
+        everything = {
+            capacity.gpu.id for capacities in self._places.capacities().values() for capacity in capacities
+        }
         return self._places.place(request, closed=everything - fit)
 
 
-class Pending:
-    """Count capacity that the places show as free or given, while leases that give way still hold it."""
+class UnreleasedCapacity:
+    """Count the capacity that the pass has booked anew while leases that give way still hold it."""
 
     def __init__(
         self, leaving: Iterable[RunningLease] = (), promised: Mapping[LeaseId, Iterable[Grant]] | None = None
@@ -109,8 +111,8 @@ class Pending:
         self._leaving = list(leaving)
         self._promised = dict(promised or {})
 
-    def copy(self) -> Pending:
-        return Pending(self._leaving, self._promised)
+    def copy(self) -> UnreleasedCapacity:
+        return UnreleasedCapacity(self._leaving, self._promised)
 
     def leave(self, holders: Iterable[RunningLease]) -> None:
         """Count leases that are booked out, and still there."""
@@ -126,9 +128,9 @@ class Pending:
         promised = _sums(self._promised.values())
         return {gpu: amount.less(promised.get(gpu, NONE)) for gpu, amount in leaving.items()}
 
-    def build_work(self, project: str, ledger: QuotaUsage) -> Parts:
+    def build_work(self, project: str, quota_usage: QuotaUsage) -> Parts:
         """Return the amount that build work of the project keeps to itself on each GPU."""
-        ours = [one for one in ledger.holder_index.of(project) if one.lease.id not in self._promised]
+        ours = [one for one in quota_usage.holder_index.of(project) if one.lease.id not in self._promised]
         there = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
         ours = [one for one in self._leaving if one.project == project]
         leaving = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
@@ -144,32 +146,40 @@ def _sums(several: Iterable[Iterable[Grant]]) -> dict[GpuId, Amount]:
     return sums
 
 
-def arranged(policy: Policy, ledger: QuotaUsage, places: CapacityPort, pending: Pending) -> Arrangement:
+def arranged(
+    policy: Policy, quota_usage: QuotaUsage, places: CapacityPort, unreleased: UnreleasedCapacity
+) -> Arrangement:
     """Return the places of the fixed quotas."""
-    not_yet_free = pending.not_yet_free()
-    rooms = ((host, room) for host, rooms in places.rooms().items() for room in rooms)
+    not_yet_free = unreleased.not_yet_free()
+    capacities = (
+        (host, capacity) for host, capacities in places.capacities().items() for capacity in capacities
+    )
     slots = [
-        _slot(room, host, not_yet_free.get(room.gpu.id, NONE)) for host, room in rooms if _is_usable(room)
+        _slot(capacity, host, not_yet_free.get(capacity.gpu.id, NONE))
+        for host, capacity in capacities
+        if _is_usable(capacity)
     ]
     needs: list[FixedQuotaNeed] = []
     for name, project in sorted(policy.projects.items()):
-        mine = pending.build_work(name, ledger) if project.has_fixed else {}
+        own_build_work = unreleased.build_work(name, quota_usage) if project.has_fixed else {}
         for pool, quota in project.quotas():
             of_pool = [slot for slot in slots if project.pool(slot.gpu.name) == pool]
             if quota.fixed and of_pool:
-                needs.append(FixedQuotaNeed(name, *divmod(quota.fixed, WHOLE_PERMILLE), of_pool, mine))
+                needs.append(
+                    FixedQuotaNeed(name, *divmod(quota.fixed, WHOLE_PERMILLE), of_pool, own_build_work)
+                )
     return arrange(needs)
 
 
-def _is_usable(room: FreeCapacity) -> bool:
+def _is_usable(capacity: FreeCapacity) -> bool:
     """Return True if ordinary requests could be on the GPU."""
-    return room.gpu.trouble is None and instances.wrong_kind(_SHARED, room.gpu) is None
+    return capacity.gpu.trouble is None and instances.wrong_kind(_SHARED, capacity.gpu) is None
 
 
-def _slot(room: FreeCapacity, host: str, not_yet_free: Amount) -> Slot:
-    free = Amount(max(0, room.free_permille), max(0, room.free_bytes)).less(not_yet_free)
-    is_little = room.stray_bytes * WHOLE_PERMILLE <= room.gpu.leasable_bytes * STRAY_PERMILLE
-    return Slot(room.gpu, host, free, room.stray_bytes if is_little else 0)
+def _slot(capacity: FreeCapacity, host: str, not_yet_free: Amount) -> Slot:
+    free = Amount(max(0, capacity.free_permille), max(0, capacity.free_bytes)).less(not_yet_free)
+    is_little = capacity.stray_bytes * WHOLE_PERMILLE <= capacity.gpu.leasable_bytes * STRAY_PERMILLE
+    return Slot(capacity.gpu, host, free, capacity.stray_bytes if is_little else 0)
 
 
 def request_for(need: FixedQuotaNeed, permille: int) -> Request:

@@ -71,17 +71,17 @@ class Slot:
 class FixedQuotaNeed:
     """Describe a fixed quota.
 
-    ``mine``: the amount that build work of the project holds on each GPU already.
+    ``build_work``: the amount that build work of the project holds on each GPU already.
     """
 
     project: str
     whole: int
     rest: int
     slots: Sequence[Slot]
-    mine: Mapping[GpuId, Amount]
+    build_work: Mapping[GpuId, Amount]
 
     def held(self, slot: Slot) -> Amount:
-        return self.mine.get(slot.gpu.id, NONE)
+        return self.build_work.get(slot.gpu.id, NONE)
 
     def is_within_rest(self, slot: Slot) -> bool:
         """Return True if the rest is enough for the build work that is there."""

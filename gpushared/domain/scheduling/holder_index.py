@@ -92,7 +92,7 @@ class HolderIndex:
         self.lossless: dict[LeaseId, RunningLease] = {}
         """The leases that lose nothing by giving way."""
         self.unreported: Mapping[str, int] = {}
-        """By project, the most that jobs hold on nodes which have not told yet what these jobs hold."""
+        """By project, the most permille that its jobs may hold on nodes that have not reported yet."""
         self._places = places
         self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
         self._entries: dict[LeaseId, _Entry] = {}
@@ -104,11 +104,11 @@ class HolderIndex:
         """The amounts that count towards limits; an empty model stands for all models together."""
         self._load: dict[str, int] = {}
         self._levels: dict[str, Mapping[int, int]] = {}
-        """By project, how many of its leases give way to its own work above which priority."""
+        """By project and priority, the number of leases that give way to the project's work of a higher priority."""
         self._behind: dict[LeaseId, Holders] = {}
         self._running: RunningUse | None = RunningUse()
         self._sinks: list[tuple[float, int, LeaseId]] = []
-        """When the priority of which lease sinks, as a heap; the number tells a lease that came again."""
+        """A heap of the times at which leases sink; the version tells a lease from its earlier entry."""
         for holder in holders:
             self.add(holder)
 
@@ -266,7 +266,7 @@ class HolderIndex:
         return self._entries[lease].sizes
 
     def behind(self, lease: LeaseId) -> Holders:
-        """Return the holders that use room kept for a waiting lease."""
+        """Return the holders on GPUs that are kept for a waiting lease."""
         return self._behind.get(lease, NOBODY)
 
     def hosts(self) -> list[str]:
@@ -278,7 +278,7 @@ class HolderIndex:
         return self._hosts.get(host).values()
 
     def load(self, host: str) -> int:
-        """Return the permille of compute that is held there."""
+        """Return the permille of compute that leases hold on a host."""
         return self._load.get(host, 0)
 
     def hosts_of(self, lease: LeaseId) -> Mapping[str, int]:

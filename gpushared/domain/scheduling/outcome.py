@@ -1,4 +1,4 @@
-"""Describe the result of a pass for one request, and why it has no room. The rules are in ``policy``."""
+"""Describe the result of a pass for one request, and why the request has no room."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacities,
     FreeCapacity,
     Reason,
     Refusal,
-    Rooms,
+    free_capacities,
     is_grant,
     place,
     refuse,
-    rooms_of,
 )
-
-NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +74,26 @@ _LEASES_LAST = (
 )
 
 
-def why_no_room(request: Request, rooms: Rooms) -> tuple[Reason, tuple[Refusal, ...]]:
+def why_no_room(request: Request, capacities: FreeCapacities) -> tuple[Reason, tuple[Refusal, ...]]:
     """Return the reason that stands closest to a grant, and the refusal of each GPU.
 
     If the end of all leases would not help, the reason is the one that would be left then.
     """
-    refusals = _refusals(request, rooms)
-    if is_grant(place(request, rooms)):
+    refusals = _refusals(request, capacities)
+    if is_grant(place(request, capacities)):
         return Reason.QUEUE_ORDER, refusals
-    if waits_for_leases(request, rooms):
+    if waits_for_leases(request, capacities):
         return _first_of(_LEASES_FIRST, refusals), refusals
-    return _first_of(_LEASES_LAST, _refusals(request, _emptied(rooms))), refusals
+    return _first_of(_LEASES_LAST, _refusals(request, _emptied(capacities))), refusals
 
 
-def waits_for_leases(request: Request, rooms: Rooms) -> bool:
+def waits_for_leases(request: Request, capacities: FreeCapacities) -> bool:
     """Return True if the request would fit if all leases ended."""
-    return is_grant(place(request, _emptied(rooms)))
+    return is_grant(place(request, _emptied(capacities)))
 
 
-def _refusals(request: Request, rooms: Rooms) -> tuple[Refusal, ...]:
-    return tuple(r for r in (refuse(request, room) for room in rooms.values()) if r is not None)
+def _refusals(request: Request, capacities: FreeCapacities) -> tuple[Refusal, ...]:
+    return tuple(r for r in (refuse(request, capacity) for capacity in capacities.values()) if r is not None)
 
 
 def _first_of(order: Sequence[Reason], refusals: Iterable[Refusal]) -> Reason:
@@ -103,6 +101,6 @@ def _first_of(order: Sequence[Reason], refusals: Iterable[Refusal]) -> Reason:
     return next((reason for reason in order if reason in seen), Reason.RESOURCES)
 
 
-def _emptied(rooms: Rooms) -> dict[GpuId, FreeCapacity]:
-    gpus = (room.gpu for room in rooms.values())
-    return rooms_of(gpus, (), {gpu: room.stray_bytes for gpu, room in rooms.items()})
+def _emptied(capacities: FreeCapacities) -> dict[GpuId, FreeCapacity]:
+    gpus = (capacity.gpu for capacity in capacities.values())
+    return free_capacities(gpus, (), {gpu: capacity.stray_bytes for gpu, capacity in capacities.items()})

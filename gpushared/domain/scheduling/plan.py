@@ -23,8 +23,8 @@ from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.queue_order import (
     ProjectQueue,
     RequestLine,
-    backlogs,
-    gate,
+    project_queues,
+    reason_to_hold_back,
 )
 from gpushared.domain.scheduling.scheduling_pass import SchedulingPass
 from gpushared.domain.scheduling.use_over_time import Usage
@@ -55,12 +55,12 @@ def plan(
     holder_index, next_sinks_at = holders, holders.sink(now)
     scheduling_pass = SchedulingPass(holder_index, usage, places, turns or {}, now)
     scheduling_pass.wake(next_sinks_at)
-    queue = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
-    _finish_preemptions(under_way, queue, holder_index.leaving, scheduling_pass)
+    requests = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
+    _finish_preemptions(under_way, requests, holder_index.leaving, scheduling_pass)
     scheduling_pass.keep_fixed()
-    ready = _pass_gate(queue, scheduling_pass)
-    queues = backlogs(ready, policy, scheduling_pass.turns, now)
-    scheduling_pass.ledger.waiting = queues.keys()
+    ready = _ready_requests(requests, scheduling_pass)
+    queues = project_queues(ready, policy, scheduling_pass.turns, now)
+    scheduling_pass.quota_usage.waiting = queues.keys()
     _drain_a_host(ready, scheduling_pass)
     _reserve_turns(queues, scheduling_pass)
     _serve_claims(queues, scheduling_pass)
@@ -80,7 +80,7 @@ def plan(
 
 def _finish_preemptions(
     under_way: Sequence[Preemption],
-    queue: Sequence[PendingRequest],
+    requests: Sequence[PendingRequest],
     still: Mapping[LeaseId, RunningLease],
     scheduling_pass: SchedulingPass,
 ) -> None:
@@ -89,29 +89,30 @@ def _finish_preemptions(
     ``still``: the leases that leave. A victim that has left may hold GPUs again, somewhere else: nobody waits
     for that.
     """
-    waiting = {one.lease.id: one for one in queue}
-    for one in under_way:
-        winner = waiting.get(one.winner)
+    waiting = {candidate.lease.id: candidate for candidate in requests}
+    for preemption in under_way:
+        winner = waiting.get(preemption.winner)
         if winner is not None:
-            scheduling_pass.finish(
-                winner, one, [still[gone.lease] for gone in one.victims if gone.lease in still]
-            )
+            staying = [still[victim.lease] for victim in preemption.victims if victim.lease in still]
+            scheduling_pass.finish(winner, preemption, staying)
 
 
-def _pass_gate(queue: Iterable[PendingRequest], scheduling_pass: SchedulingPass) -> list[PendingRequest]:
+def _ready_requests(
+    requests: Iterable[PendingRequest], scheduling_pass: SchedulingPass
+) -> list[PendingRequest]:
     """Return the requests that the pass may look at."""
     ready = []
     done = scheduling_pass.grants.keys() | scheduling_pass.verdicts.keys()
-    for one in queue:
-        if one.lease.id in done:
+    for candidate in requests:
+        if candidate.lease.id in done:
             continue
-        verdict = gate(one, scheduling_pass.now)
+        verdict = reason_to_hold_back(candidate, scheduling_pass.now)
         if verdict is None:
-            ready.append(one)
+            ready.append(candidate)
             continue
-        scheduling_pass.verdicts[one.lease.id] = verdict
-        if one.begin_at is not None:
-            scheduling_pass.wake(one.begin_at)
+        scheduling_pass.verdicts[candidate.lease.id] = verdict
+        if candidate.begin_at is not None:
+            scheduling_pass.wake(candidate.begin_at)
     return ready
 
 
@@ -121,16 +122,17 @@ def _drain_a_host(ready: Collection[PendingRequest], scheduling_pass: Scheduling
     After a request that waited so long has started, the next one waits for ``DRAIN_REST`` of that time.
     """
     drain_seconds = scheduling_pass.policy.drain_seconds
-    due = [one for one in ready if one.since + drain_seconds <= scheduling_pass.now]
+    due = [candidate for candidate in ready if candidate.since + drain_seconds <= scheduling_pass.now]
     rests_until = _rests_until(scheduling_pass) if due else -NEVER
     if scheduling_pass.now < rests_until:
         scheduling_pass.wake(rests_until)
         return
-    for one in sorted(due, key=lambda one: (one.since, one.lease.sequence)):
-        if scheduling_pass.reserve_drain(one):
+    for candidate in sorted(due, key=lambda candidate: (candidate.since, candidate.lease.sequence)):
+        if scheduling_pass.reserve_drain(candidate):
             return
     next_since = min(
-        (one.since for one in ready if one.since + drain_seconds > scheduling_pass.now), default=NEVER
+        (candidate.since for candidate in ready if candidate.since + drain_seconds > scheduling_pass.now),
+        default=NEVER,
     )
     scheduling_pass.wake(next_since + drain_seconds)
 
@@ -140,7 +142,7 @@ def _rests_until(scheduling_pass: SchedulingPass) -> float:
     drain_seconds = scheduling_pass.policy.drain_seconds
     ends = (
         holder.started_at + DRAIN_REST * drain_seconds
-        for holder in scheduling_pass.ledger.holder_index.holders()
+        for holder in scheduling_pass.quota_usage.holder_index.holders()
         if holder.started_at - holder.lease.created_at >= drain_seconds
     )
     return max(ends, default=-NEVER)
@@ -148,7 +150,7 @@ def _rests_until(scheduling_pass: SchedulingPass) -> float:
 
 def _reserve_turns(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Keep GPUs for the projects' next turns, those of the least use first."""
-    for project in sorted(queues, key=lambda name: (scheduling_pass.ledger.fair(name), name)):
+    for project in sorted(queues, key=lambda name: (scheduling_pass.quota_usage.fair(name), name)):
         turn = queues[project].turn
         if turn is not None:
             scheduling_pass.reserve_turn(turn)
@@ -158,25 +160,25 @@ def _reserve_turns(queues: Mapping[str, ProjectQueue], scheduling_pass: Scheduli
 def _serve_claims(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve requests within their project's guarantee, the emptiest guarantee first."""
     promised = [name for name in queues if scheduling_pass.policy.project(name).is_guaranteed_something]
-    heap = [(scheduling_pass.ledger.filled(name), name) for name in promised]
+    heap = [(scheduling_pass.quota_usage.filled(name), name) for name in promised]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
         if _serve_a_claim(queues[name], scheduling_pass):
-            heappush(heap, (scheduling_pass.ledger.filled(name), name))
+            heappush(heap, (scheduling_pass.quota_usage.filled(name), name))
 
 
-def _serve_a_claim(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> bool:
+def _serve_a_claim(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> bool:
     """Serve one request that is within its project's guarantee and has room; return False without one."""
-    while (kind := backlog.first()) is not None:
-        one = kind.candidates[0]
-        models = scheduling_pass.ledger.claims(one, scheduling_pass.places)
-        room = scheduling_pass.claim(one, models) if models else None
-        if room is None:
-            scheduling_pass.note_unmet(backlog.drop(), guaranteed=bool(models))
+    while (line := queue.first()) is not None:
+        candidate = line.candidates[0]
+        models = scheduling_pass.quota_usage.claims(candidate, scheduling_pass.places)
+        placement = scheduling_pass.place_claim(candidate, models) if models else None
+        if placement is None:
+            scheduling_pass.note_unmet(queue.drop(), guaranteed=bool(models))
             continue
-        scheduling_pass.settle(one, room, turn=one is backlog.turn)
-        backlog.advance()
+        scheduling_pass.book(candidate, placement, turn=candidate is queue.turn)
+        queue.advance()
         return True
     return False
 
@@ -185,70 +187,75 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: Sched
     """Start requests for several GPUs that have waited for the patience where they fit, the oldest first.
 
     A host is seldom empty, so a request that fits only there must not lose the host to requests that fit
-    elsewhere too. Projects that used more than the average do without. Of each kind one request is looked at.
+    elsewhere too. Projects that used more than the average do without. Only the oldest request of each line is
+    looked at.
     """
-    names = {*queues, *scheduling_pass.ledger.holder_index.projects()}
-    average = fmean(map(scheduling_pass.ledger.fair, names)) if names else 0.0
+    names = {*queues, *scheduling_pass.quota_usage.holder_index.projects()}
+    average = fmean(map(scheduling_pass.quota_usage.fair, names)) if names else 0.0
     oldest = [
-        min(kind.candidates, key=attrgetter("since"))
-        for backlog in queues.values()
-        for kind in backlog.kinds()
-        if kind.candidates[0].lease.request.gpu_count > 1
+        min(line.candidates, key=attrgetter("since"))
+        for queue in queues.values()
+        for line in queue.lines()
+        if line.candidates[0].lease.request.gpu_count > 1
     ]
-    for one in sorted(oldest, key=lambda one: (one.since, one.lease.sequence)):
-        if one.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
+    for candidate in sorted(oldest, key=lambda candidate: (candidate.since, candidate.lease.sequence)):
+        if candidate.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
             break
-        room = scheduling_pass.at_once(one) if scheduling_pass.ledger.fair(one.project) <= average else None
-        if room is not None:
-            scheduling_pass.settle(one, room, turn=one is queues[one.project].turn)
+        placement = (
+            scheduling_pass.place_at_once(candidate)
+            if scheduling_pass.quota_usage.fair(candidate.project) <= average
+            else None
+        )
+        if placement is not None:
+            scheduling_pass.book(candidate, placement, turn=candidate is queues[candidate.project].turn)
 
 
 def _left_over(
     queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass
 ) -> Mapping[str, ProjectQueue]:
     """Return the queue without the requests that were served; only projects with a claim had any."""
-    for name, backlog in queues.items():
+    for name, queue in queues.items():
         if scheduling_pass.policy.project(name).is_guaranteed_something:
-            backlog.restore()
-            backlog.find_turn(
+            queue.restore()
+            queue.find_turn(
                 scheduling_pass.turns.get(name, -NEVER), scheduling_pass.policy, scheduling_pass.now
             )
-    return {name: backlog for name, backlog in queues.items() if backlog.heap}
+    return {name: queue for name, queue in queues.items() if queue.heap}
 
 
 def _serve_the_rest(queues: Mapping[str, ProjectQueue], scheduling_pass: SchedulingPass) -> None:
     """Serve all other requests, by fair share."""
-    heap = [(scheduling_pass.ledger.fair(name), name) for name in queues]
+    heap = [(scheduling_pass.quota_usage.fair(name), name) for name in queues]
     heapify(heap)
     while heap:
         _, name = heappop(heap)
-        backlog = queues[name]
-        _serve_one(backlog, scheduling_pass)
-        if backlog.heap:
-            heappush(heap, (scheduling_pass.ledger.fair(name), name))
+        queue = queues[name]
+        _serve_one(queue, scheduling_pass)
+        if queue.heap:
+            heappush(heap, (scheduling_pass.quota_usage.fair(name), name))
 
 
-def _serve_one(backlog: ProjectQueue, scheduling_pass: SchedulingPass) -> None:
-    """Serve the project's turn, or else its first request; a refusal drops all of the request's kind."""
-    turn, backlog.turn = backlog.turn, None
+def _serve_one(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> None:
+    """Serve the project's turn, or else its first request; a refusal drops all of the request's line."""
+    turn, queue.turn = queue.turn, None
     if turn is not None and scheduling_pass.is_done(turn.lease.id):
         turn = None
-    kind = backlog.first()
-    assert kind is not None
-    one = turn or kind.candidates[0]
-    if turn is None and scheduling_pass.is_done(one.lease.id):
-        backlog.advance()
+    line = queue.first()
+    assert line is not None
+    candidate = turn or line.candidates[0]
+    if turn is None and scheduling_pass.is_done(candidate.lease.id):
+        queue.advance()
         return
-    answer = scheduling_pass.ordinary(one, turn=turn is not None)
+    answer = scheduling_pass.place_ordinary(candidate, turn=turn is not None)
     if not isinstance(answer, PassDecision):
-        scheduling_pass.settle(one, answer, turn=turn is not None)
+        scheduling_pass.book(candidate, answer, turn=turn is not None)
     elif turn is not None:
-        scheduling_pass.verdicts[one.lease.id] = answer
+        scheduling_pass.verdicts[candidate.lease.id] = answer
     else:
-        _refuse(backlog.drop(), answer, scheduling_pass)
+        _refuse(queue.drop(), answer, scheduling_pass)
 
 
-def _refuse(kind: RequestLine, verdict: PassDecision, scheduling_pass: SchedulingPass) -> None:
-    for one in kind.candidates:
-        if one.lease.id not in scheduling_pass.grants:
-            scheduling_pass.verdicts.setdefault(one.lease.id, verdict)
+def _refuse(line: RequestLine, verdict: PassDecision, scheduling_pass: SchedulingPass) -> None:
+    for candidate in line.candidates:
+        if candidate.lease.id not in scheduling_pass.grants:
+            scheduling_pass.verdicts.setdefault(candidate.lease.id, verdict)

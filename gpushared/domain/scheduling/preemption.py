@@ -1,4 +1,4 @@
-"""Choose who gives way to whom, and the cheapest set of victims.
+"""Choose the leases that give way to a request, at the least cost.
 
 A request may take GPUs back by one of these rights:
 
@@ -87,12 +87,14 @@ WHY = {
 
 
 class PreemptionRules:
-    """Decide who may preempt whom, following the ledger through a pass."""
+    """Decide which requests may preempt which leases, by the quota usage at each moment of a pass."""
 
-    def __init__(self, policy: Policy, ledger: QuotaUsage, turns: Mapping[str, float], now: float) -> None:
+    def __init__(
+        self, policy: Policy, quota_usage: QuotaUsage, turns: Mapping[str, float], now: float
+    ) -> None:
         """Take ``turns``: when each project last had its turn."""
         self.policy = policy
-        self.ledger = ledger
+        self.quota_usage = quota_usage
         self.turns = turns
         self.now = now
         self._version = -1
@@ -101,7 +103,7 @@ class PreemptionRules:
 
     def over_quota(self) -> list[RunningLease]:
         """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
-        holder_index = self.ledger.holder_index
+        holder_index = self.quota_usage.holder_index
         if self._version != holder_index.version:
             self._version = holder_index.version
             classes = self.policy.classes
@@ -110,37 +112,39 @@ class PreemptionRules:
                 for project in holder_index.projects()
                 for holder in holder_index.of(project)
                 if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
-                and self.ledger.over_quota(holder)
+                and self.quota_usage.over_quota(holder)
             ]
         return self._over_quota
 
     def may_preempt(self, winner: PendingRequest) -> bool:
         """Return True if any lease could have to give way without a claim or a turn."""
-        if self.ledger.holder_index.best_effort or self.ledger.holder_index.behind(winner.lease.id):
+        if self.quota_usage.holder_index.best_effort or self.quota_usage.holder_index.behind(winner.lease.id):
             return True
-        if self.ledger.holder_index.lowest_priority(winner.project, sys.maxsize) < named_priority(winner):
+        if self.quota_usage.holder_index.lowest_priority(winner.project, sys.maxsize) < named_priority(
+            winner
+        ):
             return True
         return self._is_below_share(winner) and bool(self.lossless())
 
     def lossless(self) -> list[RunningLease]:
         """Return those of ``over_quota`` that lose nothing by giving way."""
-        version = self.ledger.holder_index.version
+        version = self.quota_usage.holder_index.version
         if self._lossless[0] != version:
             classes = self.policy.classes
             self._lossless = (
                 version,
                 [
                     one
-                    for one in self.ledger.holder_index.lossless.values()
+                    for one in self.quota_usage.holder_index.lossless.values()
                     if classes[one.lease.request.lease_class].gives_way is not GivesWay.NEVER
-                    and self.ledger.over_quota(one)
+                    and self.quota_usage.over_quota(one)
                 ],
             )
         return self._lossless[1]
 
     def _is_below_share(self, winner: PendingRequest) -> bool:
         """Return True if the winner's project holds less than its fair share."""
-        return self.ledger.held(winner.project) < self.ledger.fair_share(winner.project)
+        return self.quota_usage.held(winner.project) < self.quota_usage.fair_share(winner.project)
 
     def eligible(
         self, winner: PendingRequest, *, claim: bool, turn: bool
@@ -152,7 +156,7 @@ class PreemptionRules:
         found: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
         later = NEVER
         others = self.over_quota() if claim else self.lossless()
-        holder_index = self.ledger.holder_index
+        holder_index = self.quota_usage.holder_index
         behind = holder_index.behind(winner.lease.id).values()
         for holder in (
             *holder_index.of(winner.project),
@@ -189,24 +193,24 @@ class PreemptionRules:
             return PreemptionReason.IDLE
         if holder.project == winner.project:
             return _right_at_home(winner, holder, turn=turn)
-        mine = self.policy.classes[winner.lease.request.lease_class]
-        if rules.gives_way is GivesWay.ALWAYS and mine.order < rules.order:
+        winner_class = self.policy.classes[winner.lease.request.lease_class]
+        if rules.gives_way is GivesWay.ALWAYS and winner_class.order < rules.order:
             return PreemptionReason.CLASS
         if claim:
-            return PreemptionReason.CLAIM if self.ledger.over_quota(holder) else None
-        later_class = mine.order <= rules.order or holder.sunk > 0
+            return PreemptionReason.CLAIM if self.quota_usage.over_quota(holder) else None
+        later_class = winner_class.order <= rules.order or holder.sunk > 0
         return self._right_by_use(winner, holder, turn=turn) if later_class else None
 
     def _right_by_use(
         self, winner: PendingRequest, holder: RunningLease, *, turn: bool
     ) -> PreemptionReason | None:
         """Return the right by which the winner may take GPUs of a project that used more."""
-        ledger = self.ledger
-        if not holder.step.loses_nothing or not ledger.over_quota(holder):
+        quota_usage = self.quota_usage
+        if not holder.step.loses_nothing or not quota_usage.over_quota(holder):
             return None
-        if ledger.fair(holder.project) <= ledger.fair(winner.project):
+        if quota_usage.fair(holder.project) <= quota_usage.fair(winner.project):
             return None
-        if self._is_below_share(winner) and ledger.keeps_share((holder,)):
+        if self._is_below_share(winner) and quota_usage.keeps_share((holder,)):
             return PreemptionReason.SHARE
         return PreemptionReason.TURN if turn else None
 
@@ -222,8 +226,8 @@ class PreemptionRules:
                 taken[one.project].append(one)
             if right is PreemptionReason.SHARE:
                 shared[one.project].append(one)
-        return all(self.ledger.may_lose(holders) for holders in taken.values()) and all(
-            self.ledger.keeps_share(holders) for holders in shared.values()
+        return all(self.quota_usage.may_lose(holders) for holders in taken.values()) and all(
+            self.quota_usage.keeps_share(holders) for holders in shared.values()
         )
 
     def free_from(self, winner: PendingRequest, holder: RunningLease, right: PreemptionReason) -> float:
@@ -246,7 +250,9 @@ class PreemptionRules:
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
             return False
-        rivals = (one for one in self.ledger.holder_index.of(holder.project) if one.started_at == started_at)
+        rivals = (
+            one for one in self.quota_usage.holder_index.of(holder.project) if one.started_at == started_at
+        )
         return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
 
 

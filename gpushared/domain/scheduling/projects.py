@@ -195,12 +195,12 @@ def project_of(user: str, asked: str, policy: Policy) -> str:
         RequestError: There is no such project.
         PermissionRefused: The user is not in it.
     """
-    mine = [project.name for project in policy.projects.values() if user in project.users]
+    own_projects = [project.name for project in policy.projects.values() if user in project.users]
     if not asked:
-        return mine[0] if mine else user
-    if asked in mine or (asked == user and (not mine or asked not in policy.projects)):
+        return own_projects[0] if own_projects else user
+    if asked in own_projects or (asked == user and (not own_projects or asked not in policy.projects)):
         return asked
-    hint = f"{user} is in " + (", ".join(mine) or f"a project of their own, {user}")
+    hint = f"{user} is in " + (", ".join(own_projects) or f"a project of their own, {user}")
     if asked not in policy.projects:
         raise RequestError(f"there is no project {shown(asked)}", hint=hint)
     raise PermissionRefused(f"{user} is not in project {asked}", hint=hint)

@@ -8,8 +8,8 @@ Inside a project: the higher priority, then the class, then the older request. B
 that request has waited longer than that: so priority orders a project's queue but never stops a request in
 it for good.
 
-Requests of one project that ask for the same are a *kind*: a refusal to one holds for those behind it in the
-same pass, so a pass costs by kind and not by request.
+Requests of one project that ask for the same are one *line*: a refusal to the first holds for all behind it in
+the same pass, so a pass costs by line and not by request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RequestLine:
 
 @dataclass(slots=True)
 class ProjectQueue:
-    """Hold the waiting requests of one project: kinds by rank, and its next turn if one is due."""
+    """Hold the waiting requests of one project: lines by rank, and its next turn if one is due."""
 
     heap: list[tuple[Rank, int, RequestLine]] = field(default_factory=list)
     dropped: list[tuple[Rank, int, RequestLine]] = field(default_factory=list)
@@ -60,23 +60,23 @@ class ProjectQueue:
         return self.heap[0][2] if self.heap else None
 
     def advance(self) -> None:
-        """Drop the first request, which is done with; the next of its kind takes its rank."""
-        _, number, kind = heappop(self.heap)
-        kind.candidates.popleft()
-        if kind.candidates:
-            heappush(self.heap, (kind.rank, number, kind))
+        """Drop the first request, which is decided; the next of its line takes its rank."""
+        _, number, line = heappop(self.heap)
+        line.candidates.popleft()
+        if line.candidates:
+            heappush(self.heap, (line.rank, number, line))
 
     def drop(self) -> RequestLine:
-        """Drop the first kind, which is refused as a whole."""
+        """Drop the first line, which is refused as a whole."""
         self.dropped.append(heappop(self.heap))
         return self.dropped[-1][2]
 
-    def kinds(self) -> Iterable[RequestLine]:
-        """Return the kinds, in no order, those that were dropped too."""
-        return (kind for _, _, kind in (*self.heap, *self.dropped))
+    def lines(self) -> Iterable[RequestLine]:
+        """Return all lines, the dropped ones too, in no order."""
+        return (line for _, _, line in (*self.heap, *self.dropped))
 
     def restore(self) -> None:
-        """Take the dropped kinds back."""
+        """Take the dropped lines back."""
         self.heap += self.dropped
         self.dropped = []
         heapify(self.heap)
@@ -87,7 +87,7 @@ class ProjectQueue:
         if not self.heap:
             return
         longest = min(
-            (min(kind.candidates, key=attrgetter("since")) for _, _, kind in self.heap),
+            (min(line.candidates, key=attrgetter("since")) for _, _, line in self.heap),
             key=lambda one: (one.since, one.lease.sequence),
         )
         self.turn_due_at = policy.patience_seconds + max(longest.since, last_turn_at)
@@ -100,8 +100,8 @@ def shared(request: Request) -> Request:
     return request
 
 
-def gate(candidate: PendingRequest, now: float) -> PassDecision | None:
-    """Return why the pass may not look at a request yet."""
+def reason_to_hold_back(candidate: PendingRequest, now: float) -> PassDecision | None:
+    """Return why the pass may not look at a request yet, or None if it may."""
     if candidate.held:
         return PassDecision(WaitReason.HELD, "is held back until somebody unholds it")
     if candidate.begin_at is not None and now < candidate.begin_at:
@@ -113,25 +113,25 @@ def gate(candidate: PendingRequest, now: float) -> PassDecision | None:
     return None
 
 
-def backlogs(
+def project_queues(
     ready: Iterable[PendingRequest], policy: Policy, turns: Mapping[str, float], now: float
 ) -> dict[str, ProjectQueue]:
-    """Return the queue by project and kind."""
-    kinds: dict[tuple[str, int, Request], RequestLine] = {}
+    """Return the waiting requests as one queue for each project."""
+    lines: dict[tuple[str, int, Request], RequestLine] = {}
     known: dict[tuple[str, int, int], RequestLine] = {}
     for one in ready:
         request = one.lease.request
         same = (one.project, one.priority, id(request))
-        kind = known.get(same)
-        if kind is None:
+        line = known.get(same)
+        if line is None:
             order = policy.classes[request.lease_class].order
             key = (one.project, one.priority, request)
-            kind = known[same] = kinds.setdefault(key, RequestLine(one.project, deque(), order))
-        kind.candidates.append(one)
+            line = known[same] = lines.setdefault(key, RequestLine(one.project, deque(), order))
+        line.candidates.append(one)
     found: dict[str, ProjectQueue] = {}
-    for number, kind in enumerate(kinds.values()):
-        found.setdefault(kind.project, ProjectQueue()).heap.append((kind.rank, number, kind))
-    for project, backlog in found.items():
-        heapify(backlog.heap)
-        backlog.find_turn(turns.get(project, -NEVER), policy, now)
+    for number, line in enumerate(lines.values()):
+        found.setdefault(line.project, ProjectQueue()).heap.append((line.rank, number, line))
+    for project, queue in found.items():
+        heapify(queue.heap)
+        queue.find_turn(turns.get(project, -NEVER), policy, now)
     return found

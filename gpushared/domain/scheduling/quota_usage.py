@@ -34,7 +34,7 @@ class QuotaUsage:
     """Count holdings by project and pool; the counts grow and shrink within a pass."""
 
     def __init__(self, holder_index: HolderIndex, usage: Usage, now: float) -> None:
-        """Copy ``holder_index``, which stays as it is: the ledger changes its copy."""
+        """Copy ``holder_index``, which stays as it is: a pass changes the copy."""
         self.policy = holder_index.policy
         self.holder_index = holder_index.copy()
         self._known_edges: dict[str, Mapping[str, Edge]] = {}
@@ -104,7 +104,7 @@ class QuotaUsage:
         left = max(0, quota.guaranteed - (self.holder_index.held(project, pool) - in_fixed))
         return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
-    def room_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
+    def left_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
         """Return how much more of a model's GPUs the project may hold for such work; None = no limit.
 
         The part that is fixed for build work stays within the limit whenever that work comes.
@@ -216,5 +216,5 @@ class QuotaUsage:
 
     def _is_within_limit(self, candidate: PendingRequest, gpu: Gpu) -> bool:
         request = candidate.lease.request
-        room = self.room_to_limit(candidate.project, gpu.name, request.lease_class)
-        return room is None or size_on(request, gpu) <= room
+        left = self.left_to_limit(candidate.project, gpu.name, request.lease_class)
+        return left is None or size_on(request, gpu) <= left

@@ -48,7 +48,7 @@ HOSTS_LOOKED_AT = 16
 
 
 class HostIndex:
-    """Tell who holds GPUs on which host, and until when."""
+    """Find the holders on each host, and when each of them leaves."""
 
     def __init__(self, holder_index: HolderIndex, leaves_in_seconds: float) -> None:
         """Follow ``holder_index`` as it changes."""
@@ -60,7 +60,7 @@ class HostIndex:
         return self._holder_index.load(host)
 
     def hosts_of(self, holder: RunningLease) -> Collection[str]:
-        """Return the hosts where a lease holds something."""
+        """Return the hosts on which a lease holds parts of GPUs."""
         return self._holder_index.hosts_of(holder.lease.id)
 
     def on(self, host: str) -> Collection[RunningLease]:
@@ -72,7 +72,7 @@ class HostIndex:
         return self._holder_index.hosts()
 
     def end(self, holder: RunningLease, lease: LeaseId, now: float) -> float:
-        """Return when the holder leaves at the latest, if ``lease`` needs its room; infinite if unknown."""
+        """Return when the holder leaves at the latest, if ``lease`` needs its GPUs; infinite if unknown."""
         if lease in holder.behind:
             return now
         limit = NEVER if holder.lease.expires_at is None else holder.lease.expires_at

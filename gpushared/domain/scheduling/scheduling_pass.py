@@ -14,7 +14,7 @@ from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
     FixedParts,
     Parts,
-    Pending,
+    UnreleasedCapacity,
     arranged,
     request_for,
 )
@@ -45,7 +45,7 @@ from gpushared.domain.scheduling.use_over_time import Usage
 _Kind = tuple[str, Request]
 """A request, and its project if the parts that are fixed for the project are open to it."""
 TRIES = 4
-"""Victims are sought so often if those found would take fixed GPUs with them."""
+"""The pass looks for victims this many times if the victims found are build work that has no other place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class PlacementPlan:
     grants: tuple[Grant, ...]
     victims: Victims | None = None
     behind: tuple[LeaseId, ...] = ()
-    """The waiting leases for which the room is kept: the grants are on condition."""
+    """The waiting leases for which these GPUs are kept: the new lease leaves when one of them can start."""
 
 
 class SchedulingPass:
@@ -74,8 +74,8 @@ class SchedulingPass:
         self.policy = policy
         self.places = places
         self.now = now
-        self.ledger = QuotaUsage(holder_index, usage, now)
-        self.index = HostIndex(self.ledger.holder_index, policy.notice_seconds + policy.grace_seconds)
+        self.quota_usage = QuotaUsage(holder_index, usage, now)
+        self.index = HostIndex(self.quota_usage.holder_index, policy.notice_seconds + policy.grace_seconds)
         self.grants: dict[LeaseId, tuple[Grant, ...]] = {}
         self.preemptions: list[Preemption] = []
         self.verdicts: dict[LeaseId, PassDecision] = {}
@@ -83,16 +83,16 @@ class SchedulingPass:
         self.turns = dict(turns)
         self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self.look_again_at = NEVER
-        self._preemption_rules = PreemptionRules(policy, self.ledger, self.turns, now)
+        self._preemption_rules = PreemptionRules(policy, self.quota_usage, self.turns, now)
         self._fixed = FixedParts(places)
-        self._pending = Pending()
+        self._unreleased = UnreleasedCapacity()
         self._head_waits = False
         self._leaving: dict[LeaseId, RunningLease] = {}
         self._vacating: frozenset[GpuId] = NOTHING
         self._anywhere: dict[_Kind, tuple[int, tuple[Grant, ...]]] = {}
-        """The room for each kind of request if no GPUs were kept, and the version of the holders."""
+        """By kind of request, the version of the holder index, and the grants if no GPUs were kept."""
         self._refused: set[tuple[_Kind, frozenset[GpuId]]] = set()
-        """The kinds that have no room beside which GPUs; nothing becomes free in a pass."""
+        """The kinds that do not fit, each with the closed GPUs: nothing becomes free in a pass."""
         self._drained_for: LeaseId | None = None
         self._unmet: set[LeaseId] = set()
         """Requests within their project's guarantee that no host can serve."""
@@ -106,7 +106,7 @@ class SchedulingPass:
         """
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
-        made = arranged(self.policy, self.ledger, self.places, self._pending)
+        made = arranged(self.policy, self.quota_usage, self.places, self._unreleased)
         self._fixed.keep(made.parts)
         for want, permille in made.lacking:
             self._reserve(LeaseId(""), want.project, request_for(want, permille))
@@ -116,101 +116,103 @@ class SchedulingPass:
         """Return the grants that are kept for the fixed quotas, by project."""
         return self._fixed.grants()
 
-    def depart(self, holder: RunningLease) -> None:
+    def book_out(self, holder: RunningLease) -> None:
         """Book a lease out."""
         lease, left_bytes = holder.lease, memory_left([holder])
         self.places.give(lease.id, lease.request, lease.grants, left_bytes=left_bytes)
-        self.ledger.remove(holder)
+        self.quota_usage.remove(holder)
 
-    def stay(self, holder: RunningLease) -> None:
-        """Book a lease in again."""
+    def book_back(self, holder: RunningLease) -> None:
+        """Undo ``book_out``."""
         self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
-        self.ledger.add(holder)
+        self.quota_usage.add(holder)
 
-    def arrive(
-        self, one: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
+    def book_in(
+        self, candidate: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
     ) -> RunningLease:
         """Book grants; their lease is safe from the rest of this pass."""
-        limit = one.lease.request.time_limit_seconds
+        limit = candidate.lease.request.time_limit_seconds
         expires_at = None if limit is None else self.now + limit
-        lease = replace(one.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
+        lease = replace(candidate.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
         self.places.take(lease.id, lease.request, grants)
-        holder = RunningLease(lease, one.project, one.priority, self.now, behind=behind)
+        holder = RunningLease(lease, candidate.project, candidate.priority, self.now, behind=behind)
         if behind:
-            self.behind[one.lease.id] = behind
-        self.ledger.add(holder)
+            self.behind[candidate.lease.id] = behind
+        self.quota_usage.add(holder)
         return holder
 
-    def settle(self, one: PendingRequest, room: PlacementPlan, *, turn: bool) -> None:
-        """Book the room of a request: now, or for the time when the victims have left."""
-        if room.victims is None:
-            room = self._grown(one, room)
-            self.grants[one.lease.id] = room.grants
+    def book(self, candidate: PendingRequest, placement: PlacementPlan, *, turn: bool) -> None:
+        """Book the placement of a request: now, or for the time when the victims have left."""
+        if placement.victims is None:
+            placement = self._grown(candidate, placement)
+            self.grants[candidate.lease.id] = placement.grants
         else:
-            self._let_go(one, room.victims)
-            self._vacate(room.victims.holders)
-            victims = tuple(victim(holder, self.now) for holder in room.victims.holders)
-            preemption = Preemption(one.lease.id, room.grants, victims, room.victims.why, turn)
+            self._book_out_victims(candidate, placement.victims)
+            self._vacate(placement.victims.holders)
+            victims = tuple(victim(holder, self.now) for holder in placement.victims.holders)
+            preemption = Preemption(
+                candidate.lease.id, placement.grants, victims, placement.victims.why, turn
+            )
             self.preemptions.append(preemption)
-            self.verdicts[one.lease.id] = preempting(preemption)
-        self.release(one.lease.id)
-        if one.lease.request.lease_class is FIXED_CLASS:
-            self._fixed.use(one.project, room.grants)
-        self.arrive(one, room.grants, room.behind)
+            self.verdicts[candidate.lease.id] = preempting(preemption)
+        self.release(candidate.lease.id)
+        if candidate.lease.request.lease_class is FIXED_CLASS:
+            self._fixed.use(candidate.project, placement.grants)
+        self.book_in(candidate, placement.grants, placement.behind)
         if turn:
-            self.turns[one.project] = self.now
+            self.turns[candidate.project] = self.now
 
-    def _grown(self, one: PendingRequest, room: PlacementPlan) -> PlacementPlan:
+    def _grown(self, candidate: PendingRequest, placement: PlacementPlan) -> PlacementPlan:
         """Return as much of an elastic request as is free, kept for nobody, and in the project's quota."""
-        if not is_elastic(one.lease.request):
-            return room
-        grants = largest(one.lease.request, lambda size: self._free_now(one, size))
-        return PlacementPlan(grants) if grants else room
+        if not is_elastic(candidate.lease.request):
+            return placement
+        grants = largest(candidate.lease.request, lambda size: self._free_now(candidate, size))
+        return PlacementPlan(grants) if grants else placement
 
-    def _free_now(self, one: PendingRequest, size: Request) -> tuple[Grant, ...]:
-        allowed = self._allowed(replace(one, lease=replace(one.lease, request=size)))
+    def _free_now(self, candidate: PendingRequest, size: Request) -> tuple[Grant, ...]:
+        allowed = self._allowed(replace(candidate, lease=replace(candidate.lease, request=size)))
         if isinstance(allowed, PassDecision):
             return ()
-        return self.places.place(allowed, closed=self._closed(one, allowed))
+        return self.places.place(allowed, closed=self._closed(candidate, allowed))
 
     def finish(self, winner: PendingRequest, preemption: Preemption, staying: Sequence[RunningLease]) -> None:
         """Grant the winner of an earlier preemption, or keep its place until the last victim has left.
 
-        If the room was lost meanwhile, the pass looks at the winner like at every other request.
+        If the GPUs were lost meanwhile, the pass looks at the winner like at every other request.
         """
         new = [holder for holder in staying if holder.lease.id not in self._leaving]
         for holder in new:
-            self.depart(holder)
+            self.book_out(holder)
         if not self._has(winner, preemption.grants):
             for holder in new:
-                self.stay(holder)
+                self.book_back(holder)
             return
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
             self._vacate(staying)
-            self._pending.leave(new)
-            self._pending.promise(winner, preemption.grants)
+            self._unreleased.leave(new)
+            self._unreleased.promise(winner, preemption.grants)
         else:
             self.grants[winner.lease.id] = preemption.grants
             if preemption.turn:
                 self.turns[winner.project] = self.now
-        self.arrive(winner, preemption.grants)
+        self.book_in(winner, preemption.grants)
 
     def _has(self, winner: PendingRequest, grants: tuple[Grant, ...]) -> bool:
-        """Return True if there is room for exactly these grants."""
+        """Return True if the request still fits on exactly these GPUs."""
         gpus = tuple(grant.gpu for grant in grants)
         try:
             return bool(self.places.place(replace(winner.lease.request, gpus=gpus)))
         except KeyError:
             return False
 
-    def _let_go(self, one: PendingRequest, found: Victims) -> list[RunningLease]:
+    def _book_out_victims(self, candidate: PendingRequest, victims: Victims) -> list[RunningLease]:
         """Book out the victims that no other winner has, and return them."""
-        new = [holder for holder in found.holders if holder.lease.id not in self._leaving]
+        new = [holder for holder in victims.holders if holder.lease.id not in self._leaving]
         for holder in new:
-            self.depart(holder)
-        self._pending.leave(new)
-        self._pending.promise(one, found.grants)
+            self.book_out(holder)
+        self._unreleased.leave(new)
+        self._unreleased.promise(candidate, victims.grants)
         return new
 
     def _vacate(self, holders: Iterable[RunningLease]) -> None:
@@ -233,85 +235,85 @@ class SchedulingPass:
 
     # --- what is tried -------------------------------------------------------------------------------------
 
-    def claim(self, one: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
-        """Return room for a request within its project's guarantee.
+    def place_claim(self, candidate: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
+        """Return a placement for a request within its project's guarantee.
 
-        The room is free, else taken back, else kept for others.
+        The GPUs are free, else taken back, else kept for others.
         """
-        request = self._on(models, one.lease.request)
-        with self._own_parts(one) as mine:
-            grants = self._fixed.room_for(request, mine)
+        request = self._on(models, candidate.lease.request)
+        with self._own_parts(candidate) as own_parts:
+            grants = self._fixed.room_for(request, own_parts)
             if grants:
                 return PlacementPlan(grants)
-            owed = self._closed(one, request, firm_only=True)
-            for closed in dict.fromkeys((self._closed(one, request), owed)):
-                room = self._free(request, closed) or self._taken_back(one, request, closed, claim=True)
-                if room is not None:
-                    return room
+            owed = self._closed(candidate, request, firm_only=True)
+            for closed in dict.fromkeys((self._closed(candidate, request), owed)):
+                placement = self._free(request, closed) or self._by_preemption(
+                    candidate, request, closed, claim=True
+                )
+                if placement is not None:
+                    return placement
         return None
 
-    def at_once(self, one: PendingRequest) -> PlacementPlan | None:
-        """Return free room for a request that is kept for nobody else."""
-        allowed = self._allowed(one)
+    def place_at_once(self, candidate: PendingRequest) -> PlacementPlan | None:
+        """Return a placement on GPUs that are free and kept for no other request."""
+        allowed = self._allowed(candidate)
         if not isinstance(allowed, Request) or not self._room_anywhere(("", allowed)):
             return None
-        return self._free(allowed, self._closed(one, allowed))
+        return self._free(allowed, self._closed(candidate, allowed))
 
     @contextmanager
-    def _own_parts(self, one: PendingRequest) -> Iterator[Parts]:
+    def _own_parts(self, candidate: PendingRequest) -> Iterator[Parts]:
         """Free the parts that are fixed for the project's build work, while such work is being placed."""
-        if one.lease.request.lease_class is not FIXED_CLASS:
+        if candidate.lease.request.lease_class is not FIXED_CLASS:
             yield {}
             return
-        with self._fixed.lifted(one.project) as mine:
-            yield mine
+        with self._fixed.lifted(candidate.project) as own_parts:
+            yield own_parts
 
-    def ordinary(self, one: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
-        """Return room for a request beyond its project's guarantee, or why there is none."""
-        allowed = self._allowed(one)
+    def place_ordinary(self, candidate: PendingRequest, *, turn: bool) -> PlacementPlan | PassDecision:
+        """Return a placement for a request beyond its project's guarantee, or why there is none."""
+        allowed = self._allowed(candidate)
         if isinstance(allowed, PassDecision):
             return allowed
-        with self._own_parts(one) as mine:
-            grants = self._fixed.room_for(allowed, mine)
+        with self._own_parts(candidate) as own_parts:
+            grants = self._fixed.room_for(allowed, own_parts)
             return (
                 PlacementPlan(grants)
                 if grants
-                else self._beyond_fixed(one, allowed, turn=turn, owner=bool(mine))
+                else self._beyond_fixed(candidate, allowed, turn=turn, owner=bool(own_parts))
             )
 
     def _beyond_fixed(
-        self, one: PendingRequest, allowed: Request, *, turn: bool, owner: bool
+        self, candidate: PendingRequest, allowed: Request, *, turn: bool, owner: bool
     ) -> PlacementPlan | PassDecision:
-        closed = self._closed(one, allowed)
-        kind = (one.project if owner else "", allowed)
+        closed = self._closed(candidate, allowed)
+        kind = (candidate.project if owner else "", allowed)
         anywhere = self._room_anywhere(kind)
         kept = frozenset(grant.gpu for grant in anywhere) & closed
         if anywhere and not kept:
             return PlacementPlan(anywhere)
-        room = self._beside(one, kind, closed) if kept else None
-        if room is not None:
-            return room
-        room = self._taken_back(one, allowed, closed, turn=turn)
-        if room is not None:
-            return room
-        return self._wait(one, allowed, kept, turn=turn)
+        placement = self._off_kept_gpus(candidate, kind, closed) if kept else None
+        if placement is not None:
+            return placement
+        placement = self._by_preemption(candidate, allowed, closed, turn=turn)
+        if placement is not None:
+            return placement
+        return self._wait(candidate, allowed, kept, turn=turn)
 
-    def _allowed(self, one: PendingRequest) -> Request | PassDecision:
+    def _allowed(self, candidate: PendingRequest) -> Request | PassDecision:
         """Return the request on the models on which its project may have it."""
-        request = one.lease.request
+        request = candidate.lease.request
         if request.models and self.places.models().keys().isdisjoint(request.models):
             return request  # its models are gone, which no quota can explain
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
-            models = self.ledger.claims(one, self.places)
+            models = self.quota_usage.claims(candidate, self.places)
             if not models:
-                text = (
-                    f"{request.lease_class} never gives way, and project {one.project} is guaranteed no more"
-                )
+                text = f"{request.lease_class} never gives way, and project {candidate.project} is guaranteed no more"
                 return PassDecision(WaitReason.PROJECT_QUOTA, text)
             return self._on(models, request)
-        models = self.ledger.within_limit(one, self.places)
+        models = self.quota_usage.within_limit(candidate, self.places)
         if not models and self.places.models():
-            return PassDecision(WaitReason.PROJECT_LIMIT, self.ledger.limit_sentence(one.project))
+            return PassDecision(WaitReason.PROJECT_LIMIT, self.quota_usage.limit_sentence(candidate.project))
         return self._on(models, request)
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
@@ -319,24 +321,26 @@ class SchedulingPass:
         return request if len(models) == len(self.places.models()) else replace(request, models=models)
 
     def _room_anywhere(self, kind: _Kind) -> tuple[Grant, ...]:
-        """Return the room for a kind of request if no GPUs were kept; what is refused stays refused."""
-        version, known = self.ledger.holder_index.version, self._anywhere.get(kind)
+        """Return the grants for a kind of request if no GPUs were kept; a refusal stays for the pass."""
+        version, known = self.quota_usage.holder_index.version, self._anywhere.get(kind)
         if known is None or (known[1] and known[0] != version):
             known = self._anywhere[kind] = version, self.places.place(kind[1])
         return known[1]
 
-    def _beside(self, one: PendingRequest, kind: _Kind, closed: frozenset[GpuId]) -> PlacementPlan | None:
-        """Return room that is kept for nobody.
+    def _off_kept_gpus(
+        self, candidate: PendingRequest, kind: _Kind, closed: frozenset[GpuId]
+    ) -> PlacementPlan | None:
+        """Return a placement on GPUs that are kept for no other request.
 
-        A request that yields may have kept room until it is needed.
+        A request that yields may have kept GPUs until the other request can start.
         """
         _, request = kind
-        room = None if (kind, closed) in self._refused else self._free(request, closed)
-        if room is None:
+        placement = None if (kind, closed) in self._refused else self._free(request, closed)
+        if placement is None:
             self._refused.add((kind, closed))
-        if room is not None or not one.yields:
-            return room
-        firm = self._closed(one, request, firm_only=True)
+        if placement is not None or not candidate.yields:
+            return placement
+        firm = self._closed(candidate, request, firm_only=True)
         grants = self.places.place(request, closed=firm)
         gpus = {grant.gpu for grant in grants}
         behind = tuple(kept.lease for kept in self.reservations if kept.gpus & gpus)
@@ -346,51 +350,51 @@ class SchedulingPass:
         grants = self.places.place(request, closed=closed)
         return PlacementPlan(grants) if grants else None
 
-    def _taken_back(
+    def _by_preemption(
         self,
-        one: PendingRequest,
+        candidate: PendingRequest,
         request: Request,
         closed: frozenset[GpuId],
         *,
         claim: bool = False,
         turn: bool = False,
     ) -> PlacementPlan | None:
-        """Return room that other leases give way for."""
-        if not (claim or turn or self._preemption_rules.may_preempt(one)):
+        """Return a placement for which other leases give way."""
+        if not (claim or turn or self._preemption_rules.may_preempt(candidate)):
             return None
         if claim or turn:
-            found = self._left_beside(request, closed)
-            if found is not None and not self._fixed_at_stake(one, found):
-                return PlacementPlan(found.grants, found)
-        may_go, later = self._preemption_rules.eligible(one, claim=claim, turn=turn)
-        may_go = {lease: found for lease, found in may_go.items() if not self._new(lease)}
+            victims = self._on_vacated_gpus(request, closed)
+            if victims is not None and not self._fixed_at_stake(candidate, victims):
+                return PlacementPlan(victims.grants, victims)
+        may_go, later = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
+        may_go = {lease: holder for lease, holder in may_go.items() if not self.is_done(lease)}
         for _ in range(TRIES if may_go else 0):
-            found = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
-            at_stake = NOTHING if found is None else self._fixed_at_stake(one, found)
-            if found is not None and not at_stake:
-                return PlacementPlan(found.grants, found)
+            victims = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
+            at_stake = NOTHING if victims is None else self._fixed_at_stake(candidate, victims)
+            if victims is not None and not at_stake:
+                return PlacementPlan(victims.grants, victims)
             closed |= at_stake
-            if found is None:
+            if victims is None:
                 break
         self.wake(later)
         return None
 
-    def _fixed_at_stake(self, one: PendingRequest, found: Victims) -> frozenset[GpuId]:
+    def _fixed_at_stake(self, candidate: PendingRequest, victims: Victims) -> frozenset[GpuId]:
         """Return the GPUs of victims that are build work, if the winner would get their fixed parts there."""
-        builds = [holder for holder in found.holders if self._is_fixed_for(holder, one)]
+        builds = [holder for holder in victims.holders if self._is_fixed_for(holder, candidate)]
         if not builds:
             return NOTHING
-        pending, self._pending = self._pending, self._pending.copy()
+        unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
-            lacking = arranged(self.policy, self.ledger, self.places, pending).lacking_permille
-            new = self._let_go(one, found)
-            winner = self.arrive(one, found.grants)
-            more = arranged(self.policy, self.ledger, self.places, self._pending).lacking_permille
-            self.depart(winner)
+            lacking = arranged(self.policy, self.quota_usage, self.places, unreleased).lacking_permille
+            new = self._book_out_victims(candidate, victims)
+            winner = self.book_in(candidate, victims.grants)
+            more = arranged(self.policy, self.quota_usage, self.places, self._unreleased).lacking_permille
+            self.book_out(winner)
             for holder in new:
-                self.stay(holder)
-        self._pending = pending
-        return frozenset(grant.gpu for one in builds for grant in one.lease.grants if more > lacking)
+                self.book_back(holder)
+        self._unreleased = unreleased
+        return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants if more > lacking)
 
     def _is_fixed_for(self, holder: RunningLease, winner: PendingRequest) -> bool:
         """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
@@ -399,8 +403,8 @@ class SchedulingPass:
         ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
         return self.policy.project(holder.project).has_fixed and not ours
 
-    def _left_beside(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
-        """Return room beside another winner's part, left by leases that give way already."""
+    def _on_vacated_gpus(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
+        """Return a placement beside another winner's part, on GPUs that other leases are leaving already."""
         grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
         leaving = tuple(
@@ -410,24 +414,21 @@ class SchedulingPass:
         )
         return Victims(leaving, grants, frozenset({PreemptionReason.CLAIM})) if leaving else None
 
-    def _new(self, lease: LeaseId) -> bool:
-        return lease in self.grants or lease in self.verdicts
-
     # --- what is kept --------------------------------------------------------------------------------------
 
-    def reserve_turn(self, one: PendingRequest) -> None:
+    def reserve_turn(self, candidate: PendingRequest) -> None:
         """Keep GPUs for a project's next turn, before the pass looks at any other request."""
-        allowed = self._allowed(one)
+        allowed = self._allowed(candidate)
         if isinstance(allowed, Request):
-            self._reserve(one.lease.id, one.project, allowed, turn=True)
+            self._reserve(candidate.lease.id, candidate.project, allowed, turn=True)
 
-    def reserve_drain(self, one: PendingRequest) -> bool:
+    def reserve_drain(self, candidate: PendingRequest) -> bool:
         """Keep GPUs free for a request though nobody can foresee its start; return True if that helps it."""
-        allowed = self._allowed(one)
+        allowed = self._allowed(candidate)
         if not isinstance(allowed, Request):
             return False
-        self._drained_for = one.lease.id
-        if self._reserve(one.lease.id, one.project, allowed, turn=True):
+        self._drained_for = candidate.lease.id
+        if self._reserve(candidate.lease.id, candidate.project, allowed, turn=True):
             return True
         self._drained_for = None
         return False
@@ -457,7 +458,9 @@ class SchedulingPass:
         self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank, drains=drains))
         return True
 
-    def _closed(self, one: PendingRequest, request: Request, *, firm_only: bool = False) -> frozenset[GpuId]:
+    def _closed(
+        self, candidate: PendingRequest, request: Request, *, firm_only: bool = False
+    ) -> frozenset[GpuId]:
         """Return the GPUs that leases are leaving, or that are kept for others in the request's time.
 
         Where nobody can foresee the start of those others, only a request that yields makes room for them.
@@ -468,16 +471,16 @@ class SchedulingPass:
         return self._vacating.union(
             gpu
             for kept in self.reservations
-            if kept.lease != one.lease.id
-            and (kept.is_firm or one.yields)
+            if kept.lease != candidate.lease.id
+            and (kept.is_firm or candidate.yields)
             and not (firm_only and kept.lease)
-            and not (not kept.lease and build and kept.project == one.project)
+            and not (not kept.lease and build and kept.project == candidate.project)
             and not until <= kept.start_at < NEVER
             for gpu in kept.gpus
         )
 
     def _wait(
-        self, one: PendingRequest, request: Request, kept: frozenset[GpuId], *, turn: bool
+        self, candidate: PendingRequest, request: Request, kept: frozenset[GpuId], *, turn: bool
     ) -> PassDecision:
         """Return why the request waits.
 
@@ -485,22 +488,22 @@ class SchedulingPass:
         """
         behind = next((other for other in self.reservations if other.gpus & kept), None)
         if turn or not self._head_waits:
-            rank = _rank(one)
-            reserved = self._reserve(one.lease.id, one.project, request, turn=turn, rank=rank)
+            rank = _rank(candidate)
+            reserved = self._reserve(candidate.lease.id, candidate.project, request, turn=turn, rank=rank)
             self._head_waits = self._head_waits or reserved
         if behind is not None:
-            return _behind(one, behind)
+            return _behind(candidate, behind)
         owners = ", ".join(self._fixed.owners())
         if owners and self._fits_without_fixed(request):
             return PassDecision(WaitReason.FIXED_QUOTA, f"the free room is fixed for build work of {owners}")
-        if one.lease.id in self._unmet and request.gpu_count > 1:
-            return _unmet(one, request)
+        if candidate.lease.id in self._unmet and request.gpu_count > 1:
+            return _unmet(candidate, request)
         return NO_ROOM
 
     def note_unmet(self, line: RequestLine, *, guaranteed: bool) -> None:
         """Note requests that were refused, and if they are within their project's guarantee."""
         if guaranteed:
-            self._unmet.update(one.lease.id for one in line.candidates)
+            self._unmet.update(candidate.lease.id for candidate in line.candidates)
 
     def _fits_without_fixed(self, request: Request) -> bool:
         with self._fixed.lifted():
@@ -510,10 +513,10 @@ class SchedulingPass:
 NO_ROOM = PassDecision(WaitReason.RESOURCES, "waits for room")
 
 
-def _unmet(one: PendingRequest, request: Request) -> PassDecision:
+def _unmet(candidate: PendingRequest, request: Request) -> PassDecision:
     """Return the verdict on a request that its project is guaranteed, and that no host has room for."""
     text = (
-        f"project {one.project} is guaranteed the {request.gpu_count} GPUs, but no host can give so many now: "
+        f"project {candidate.project} is guaranteed the {request.gpu_count} GPUs, but no host can give so many now: "
         "a guarantee counts GPUs, not hosts"
     )
     return PassDecision(WaitReason.RESOURCES, text)
@@ -521,25 +524,25 @@ def _unmet(one: PendingRequest, request: Request) -> PassDecision:
 
 def preempting(preemption: Preemption) -> PassDecision:
     """Return the winner's verdict while its victims leave."""
-    names = ", ".join(one.lease for one in preemption.victims)
+    names = ", ".join(victim.lease for victim in preemption.victims)
     text = f"{names} give way to it, because {preemption.why}"
     if len(preemption.victims) == 1:
         text = f"{names} gives way to it, because {preemption.why}"
     return PassDecision(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
 
 
-def _rank(one: PendingRequest) -> tuple[int, str]:
+def _rank(candidate: PendingRequest) -> tuple[int, str]:
     """Return what goes before age in a project: the priority and the class."""
-    return one.priority, one.lease.request.lease_class
+    return candidate.priority, candidate.lease.request.lease_class
 
 
-def _behind(one: PendingRequest, kept: Reservation) -> PassDecision:
+def _behind(candidate: PendingRequest, kept: Reservation) -> PassDecision:
     """Return the verdict on a request that fits, but not on the kept GPUs."""
     if not kept.lease:
         text = f"fits, but the room is fixed for build work of {kept.project}"
         return PassDecision(WaitReason.FIXED_QUOTA, text)
-    same = kept.project == one.project
-    if kept.turn or (same and kept.rank == _rank(one)):
+    same = kept.project == candidate.project
+    if kept.turn or (same and kept.rank == _rank(candidate)):
         text = f"fits, but the room is kept for {kept.lease}, which waits longer"
         return PassDecision(WaitReason.QUEUE_ORDER, text, kept.lease)
     if same:

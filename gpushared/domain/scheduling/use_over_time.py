@@ -153,7 +153,7 @@ class RunningUse:
         now_ms = round(now * 1000)
         books: dict[str, dict[int, int]] = {}
         for project, buckets in self._begun.items():
-            mine = books[project] = {
+            project_book = books[project] = {
                 bucket: begun.used(min(now_ms, (bucket + 1) * BUCKET_MS))
                 for bucket, begun in buckets.items()
                 if bucket >= first
@@ -164,7 +164,7 @@ class RunningUse:
                 if bucket < now_ms // BUCKET_MS
             }
             if joins:
-                _carry_on(mine, joins, first, now_ms)
+                _carry_on(project_book, joins, first, now_ms)
         return books
 
 

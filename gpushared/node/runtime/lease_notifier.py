@@ -11,7 +11,7 @@ from gpushared.domain.model.lease import Ended, Lease
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.node.runtime.loop import Loop
 from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
-from gpushared.storage.notification_file import Remembered
+from gpushared.storage.notification_file import OutboxContents
 
 LOOK_SECONDS = 1.0
 _Occasions = frozenset[tuple[NotificationKind, str]]
@@ -39,12 +39,12 @@ class LeaseNotifier:
                 if lease.expires_at is not None and lease.expires_at - now <= soon:
                     self._notify_of_lease(lease, self._loop.state)
 
-    def begin(self, saved: Remembered) -> None:
+    def begin(self, contents: OutboxContents) -> None:
         """Take over the file's record: notify now of the events since its beginning that it does not have."""
-        for subject, kind, occasion in saved.told:
+        for subject, kind, occasion in contents.known_events:
             known = self._notified.get(subject, frozenset())
             self._notified[subject] = known | {(NotificationKind(kind), occasion)}
-        oldest = max(saved.since, self._loop.now() - RECENT_SECONDS)
+        oldest = max(contents.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         for lease in (*state.ended.values(), *state.leases.values()):
             self._notify_of_lease(lease, state, oldest)

@@ -14,7 +14,7 @@ from gpushared.daemon.tasks import TaskSet
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.offers import offer
 from gpushared.domain.leases.stop_order import AskedEnd
-from gpushared.domain.leases.terms import still_meant
+from gpushared.domain.leases.terms import without_ended
 from gpushared.domain.model.elastic import as_held
 from gpushared.domain.model.errors import (
     EngineUnavailable,
@@ -373,7 +373,7 @@ class LeaseService:
             uid = caller.uid if facts.owner_uid is None else facts.owner_uid
             return request, caller if uid == caller.uid else Caller(uid, uid, str(uid))
         owner = Caller(previous.owner_uid, previous.owner_uid, previous.owner_name)
-        return still_meant(self._with_created_grants(previous), self._loop.state.leases), owner
+        return without_ended(self._with_created_grants(previous), self._loop.state.leases), owner
 
     async def _previous(self, device_name: str) -> Lease | None:
         lease = LeaseId(device_name)

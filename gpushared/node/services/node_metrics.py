@@ -100,17 +100,17 @@ class _Page:
     # --- GPUs ---
 
     def add_gpus(self) -> None:
-        rooms, readings = self._state.rooms(), self._readings
+        capacities, readings = self._state.capacities(), self._readings
         for gpu in self._state.gpus.values():
-            drained, room = self._state.drain_of(gpu.id), rooms[gpu.id]
-            mode = mode_of(room, drained)
+            drained, capacity = self._state.drain_of(gpu.id), capacities[gpu.id]
+            mode = mode_of(capacity, drained)
             self._add(names.GPU_INFO, 1, gpu.id, gpu.label, gpu.name, self._figures.driver, mode)
             self._add(names.GPU_DRAINED, int(drained is not None), gpu.id)
             self._add(names.GPU_MEMORY, gpu.memory_total_bytes or None, gpu.id)
             if not gpu.split:
-                leased_bytes = gpu.leasable_bytes - room.stray_bytes - room.free_bytes
+                leased_bytes = gpu.leasable_bytes - capacity.stray_bytes - capacity.free_bytes
                 self._add(names.GPU_MEMORY_LEASED, leased_bytes, gpu.id)
-                held_permille = WHOLE_PERMILLE - room.free_permille
+                held_permille = WHOLE_PERMILLE - capacity.free_permille
                 self._add(names.GPU_COMPUTE_LEASED, held_permille / WHOLE_PERMILLE, gpu.id)
             if (reading := readings.get(gpu.id)) is not None:
                 self._add_reading(gpu, reading)

@@ -215,7 +215,7 @@ class Views:
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
         """Show all GPUs, by index."""
-        capacities = self._loop.state.rooms()
+        capacities = self._loop.state.capacities()
         return [self._gpu(gpu, capacities[gpu.id], sample) for gpu in self._loop.state.gpus.values()]
 
     def _gpu(self, gpu: Gpu, capacity: FreeCapacity, sample: Sample) -> gpus_pb2.Gpu:

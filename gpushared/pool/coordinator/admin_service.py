@@ -101,7 +101,7 @@ class Admin:
             revision=self._machine.revision,
             phase=phase_of(state),
             awaited_nodes=() if state.settled else state.missing(),
-            troubles=(*self._troubles.all(), *map(staleness_claims.told, sorted(state.claimants))),
+            troubles=(*self._troubles.all(), *map(staleness_claims.claim_trouble, sorted(state.claimants))),
             nodes=sum(member.forgotten_at is None for member in state.members.values()),
             queued=state.queued_count,
             running=sum(isinstance(job.state, Running) for job in state.jobs.values()),

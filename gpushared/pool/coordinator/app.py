@@ -184,12 +184,12 @@ class PoolDaemon:
             self._outbox.reload()
             self._page.listeners.reload()
         self._audit.config = config.audit
-        self._audit.told_of_reload()
+        self._audit.take_reload()
         log.info("configuration reloaded")
 
     def not_reloaded(self, error: GpushareError) -> None:
         """Record that the reload failed and the old configuration stays."""
-        self._audit.told_of_reload(error)
+        self._audit.take_reload(error)
 
     async def run(self) -> None:
         """Run from opening the store to closing the last connection.

@@ -161,12 +161,12 @@ class _Page:
 
         Many shapes would take the loop's time, so that these metrics are absent then.
         """
-        if len(state.waiting.kinds) + len(state.gangs.kinds) > MAX_SHAPES:
+        if len(state.waiting.shapes) + len(state.gangs.shapes) > MAX_SHAPES:
             return
         lengths: Counter[str] = Counter(dict.fromkeys(LeaseClass, 0))
         oldest: dict[str, float] = {}
         for queue in (state.waiting, state.gangs):
-            for shape, places in queue.kinds.items():
+            for shape, places in queue.shapes.items():
                 kind = str(shape.request.lease_class)
                 lengths[kind] += len(places)
                 first = places.first()

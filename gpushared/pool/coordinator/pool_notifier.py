@@ -12,7 +12,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.notification import Notification, NotificationKind
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.notify.outbox import RECENT_SECONDS, NotificationOutbox
-from gpushared.storage.notification_file import Remembered
+from gpushared.storage.notification_file import OutboxContents
 
 LOOK_SECONDS = 1.0
 _Told = frozenset[tuple[NotificationKind, str]]
@@ -36,11 +36,11 @@ class PoolNotifier:
             self._tell(of_nodes(self._loop.state, self._loop.now(), self._told))
             await asyncio.sleep(LOOK_SECONDS)
 
-    def begin(self, remembered: Remembered) -> None:
+    def begin(self, contents: OutboxContents) -> None:
         """Take over from the file: events since its beginning that it does not know are told now."""
-        for subject, kind, occasion in remembered.told:
+        for subject, kind, occasion in contents.known_events:
             self._remember(subject, NotificationKind(kind), occasion)
-        oldest = max(remembered.since, self._loop.now() - RECENT_SECONDS)
+        oldest = max(contents.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         # A pool may know a hundred thousand jobs that were over long ago.
         ended = [

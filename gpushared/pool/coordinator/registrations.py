@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from gpushared.api.v1 import link_pb2
-from gpushared.domain.jobs.coordinator_rules import TOLD_BYTES, TOLD_JOBS
+from gpushared.domain.jobs.coordinator_rules import MAX_REPORTED_BYTES, MAX_REPORTED_JOBS
 from gpushared.domain.jobs.job import NodeName, names_bytes
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.errors import LimitReached, RequestError, TimedOut
@@ -43,8 +43,8 @@ class RegistrationBounds:
     at_once: int = 3
     burst: int = 60
     per_second: float = 1.0
-    specs: int = TOLD_JOBS
-    spec_bytes: int = TOLD_BYTES
+    specs: int = MAX_REPORTED_JOBS
+    spec_bytes: int = MAX_REPORTED_BYTES
 
 
 @dataclass(frozen=True, slots=True)

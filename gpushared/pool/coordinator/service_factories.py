@@ -112,7 +112,7 @@ class _Room:
             loop,
             Archive(coordinator.store),
             JobViews(lambda: loop.state, loop.now, loop.snapshot),
-            presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
+            presets=lambda: {name: one.spec for name, one in coordinator.config().presets.items()},
             check=self._check,
             notices=self._notices,
             lacks=lambda: next(iter(self._notices()), ""),

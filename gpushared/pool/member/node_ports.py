@@ -153,12 +153,12 @@ def free_of(state: NodeState, coordinator: str) -> HeartbeatReport:
 
     The report names only attempts of ``coordinator``.
     """
-    judged = [(gpu.id, gpu.trouble) for gpu in state.judged_gpus()]
+    troubles = [(gpu.id, gpu.trouble) for gpu in state.effective_gpus()]
     strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]
     return HeartbeatReport(
         holdings=tuple(_holding(lease, coordinator) for lease in state.holders()),
         stray_bytes=tuple(strays),
-        troubles=tuple((gpu, trouble) for gpu, trouble in judged if trouble is not None),
+        troubles=tuple((gpu, trouble) for gpu, trouble in troubles if trouble is not None),
         waiting=len(state.waiting()),
     )
 

@@ -74,7 +74,7 @@ _PRUNE_USER = """DELETE FROM line WHERE number IN
     (SELECT number FROM line WHERE uid = ? AND user = ? ORDER BY number LIMIT ?)"""
 _PRUNE_OLD = "DELETE FROM line WHERE number IN (SELECT number FROM line WHERE at < ? ORDER BY at LIMIT ?)"
 
-Numbered = tuple[int, AuditLine]
+NumberedLine = tuple[int, AuditLine]
 """Lines have numbers in the order of their arrival, over restarts."""
 
 
@@ -100,7 +100,7 @@ class Search:
     after: int | None = None
     before: int | None = None
     limit: int = 100
-    told: bool = False
+    hides_missing: bool = False
     """Leave out looks at others' objects. A look at a missing object makes no line, so a user who searches
     their own lines would otherwise find out which objects exist."""
 
@@ -121,7 +121,7 @@ class AuditFile(SqliteFile):
             (number,) = db.execute("SELECT coalesce(max(number), 0) FROM line").fetchone()
             return int(number)
 
-    def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+    def write(self, lines: Sequence[NumberedLine], keep: Keep, now: float) -> None:
         """Write all lines in one transaction."""
         with self._writing() as db:
             db.executemany(_PUT, [_row(*line) for line in lines])
@@ -136,7 +136,7 @@ class AuditFile(SqliteFile):
         with self._writing() as db:
             _prune(db, keep, now)
 
-    def search(self, wanted: Search) -> tuple[Numbered, ...]:
+    def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
         """Return the lines, oldest first."""
         where, values = _conditions(wanted)
         order = "DESC" if wanted.after is None else "ASC"
@@ -174,7 +174,7 @@ def _conditions(wanted: Search) -> tuple[str, list[object]]:
         chosen.append(("at >= ?", (wanted.since,)))
     if wanted.refused:
         chosen.append(("code != ''", ()))
-    if wanted.told:
+    if wanted.hides_missing:
         chosen.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
     if wanted.container:
         chosen.append(_about(wanted.container))
@@ -199,7 +199,7 @@ def _row(number: int, line: AuditLine) -> tuple[object, ...]:
     return number, line.at, line.uid, line.user, *origin, *(getattr(line, name) for name in FACTS)
 
 
-def _line(row: tuple[object, ...]) -> Numbered:
+def _line(row: tuple[object, ...]) -> NumberedLine:
     number, at, uid, user, pid, executable, *facts = row
     return number, AuditLine(at, uid, user, Origin(pid, executable), *facts)  # type: ignore[arg-type,return-value]  # as the table has them
 
@@ -220,7 +220,7 @@ class SqliteAudit(Calls):
         """Return the number of the newest line, 0 without any."""
         return await self._call(self._store.newest)
 
-    async def write(self, lines: Sequence[Numbered], keep: Keep, now: float) -> None:
+    async def write(self, lines: Sequence[NumberedLine], keep: Keep, now: float) -> None:
         """Write lines, which are durable on return. Lines whose numbers exist already stay as they are."""
         batch = tuple(lines)
         await self._call(lambda: self._store.write(batch, keep, now))
@@ -228,7 +228,7 @@ class SqliteAudit(Calls):
     async def prune(self, keep: Keep, now: float) -> None:
         await self._call(lambda: self._store.prune(keep, now))
 
-    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+    async def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
         return await self._read(lambda: self._store.search(wanted))
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.systemd import Journald, is_logged_to
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut
-from gpushared.storage.audit.audit_file import Keep, Numbered, Search, SqliteAudit
+from gpushared.storage.audit.audit_file import Keep, NumberedLine, Search, SqliteAudit
 from gpushared.storage.audit.line import FACTS, AuditLine, line_now
 
 WINDOW_SECONDS = 60.0
@@ -180,10 +180,10 @@ class AuditLog:
         """The configuration may be replaced at any time."""
         self._journald = journald or (Journald() if is_logged_to() else None)
         self._lost = 0
-        self._told_lost = 0
+        self._lost_written = 0
         self._folding = folding or Folding(time.monotonic())
         self._waiting: deque[AuditLine] = deque()
-        self._in_doubt: tuple[Numbered, ...] = ()
+        self._in_doubt: tuple[NumberedLine, ...] = ()
         self._next: int | None = None
         self._enough = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -194,12 +194,12 @@ class AuditLog:
         if self._folding.passes(line, time.monotonic()):
             self._keep(line)
 
-    def told(self, uid: int, user: str, what: str, container: str, text: str) -> None:
-        """Write a line about a user's container that the daemon found by itself; ``what`` names the event."""
+    def take_finding(self, uid: int, user: str, what: str, container: str, text: str) -> None:
+        """Accept a line on what the daemon found by itself about a user's container; ``what`` names the event."""
         self.take(line_now(uid, user, "FOUND", what, container=container, status=0, code=what, text=text))
 
-    def told_of_reload(self, error: GpushareError | None = None) -> None:
-        """Write a line on a reload of the configuration, or on its failure.
+    def take_reload(self, error: GpushareError | None = None) -> None:
+        """Accept a line on a reload of the configuration, or on its failure.
 
         The configuration decides on rights. A signal does not name its sender, who is root or the daemon's
         own user.
@@ -225,11 +225,11 @@ class AuditLog:
             try:
                 await self._write_all()
             except (AuditUnavailable, TimedOut, ConfigError) as error:
-                self._troubles.raised(PART, self._told(str(error)))
+                self._troubles.raised(PART, self._trouble_text(str(error)))
                 return
             self._troubles.cleared(PART)
 
-    async def search(self, wanted: Search) -> tuple[Numbered, ...]:
+    async def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
         """Search the file, including lines from before this call. Raises AuditUnavailable, TimedOut."""
         await self.flush()
         return await self._file.search(wanted)
@@ -237,7 +237,7 @@ class AuditLog:
     @property
     def lost_total(self) -> int:
         """Return the number of lines that were lost since the start."""
-        return self._told_lost + self._lines_lost
+        return self._lost_written + self._lines_lost
 
     @property
     def trouble(self) -> str:
@@ -270,7 +270,7 @@ class AuditLog:
         if self._lines_lost:
             text = f"{self._lines_lost} lines before this one were lost: the audit could not be written"
             self._waiting.append(line_now(0, "gpushared", "LOST", "audit", status=0, text=text))
-            self._told_lost += self._lines_lost
+            self._lost_written += self._lines_lost
             self._lost = self._folding.lost = 0
         while self._in_doubt or self._waiting:
             # Each line gets its number once: a batch with an unknown outcome is written again unchanged.
@@ -280,7 +280,7 @@ class AuditLog:
             self._in_doubt = ()
         await self._prune_now_and_then()
 
-    def _numbered(self) -> tuple[Numbered, ...]:
+    def _numbered(self) -> tuple[NumberedLine, ...]:
         assert self._next is not None, "the newest number is read first"
         lines: Sequence[AuditLine] = [
             self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))
@@ -296,7 +296,7 @@ class AuditLog:
     def _kept(self) -> Keep:
         return Keep(self.config.keep_days, self.config.max_rows)
 
-    def _told(self, error: str) -> str:
+    def _trouble_text(self, error: str) -> str:
         waiting = len(self._waiting) + len(self._in_doubt)
         lost = f", {self._lines_lost} are lost" if self._lines_lost else ""
         return f"the audit is behind: {error}; {waiting} lines wait{lost}"

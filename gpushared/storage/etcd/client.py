@@ -35,7 +35,7 @@ SLOW_SECONDS = 1.0
 """Prefer another member after an answer that took longer: one slow disk makes only its own member slow."""
 PAUSE_SECONDS = 0.2
 """Pause after all members have failed in a row."""
-FAREWELL_SECONDS = 10.0
+OLD_CHANNEL_SECONDS = 10.0
 """Calls on channels with replaced certificates may go on for this long."""
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 QUIET_SECONDS = 5.0
@@ -112,7 +112,7 @@ class Member:
         return "it can be by now"
 
 
-Ask = Callable[[Member, Metadata, float], Awaitable[T]]
+MemberCall = Callable[[Member, Metadata, float], Awaitable[T]]
 
 
 class EtcdClient:
@@ -124,20 +124,20 @@ class EtcdClient:
         self._members: list[Member] = []
         self._first = 0
         """The index of the member that served last."""
-        self._told: dict[str, str] = {}
-        """Why each member did not serve, as the log has it; each is told once until the member serves."""
+        self._logged_failures: dict[str, str] = {}
+        """By endpoint, why the member did not serve; the log has each reason once until the member serves."""
         self._stamps: tuple[FileStamp, ...] = ()
         self._credentials: grpc.ChannelCredentials | None = None
         self._token = ""
         self._cluster = 0
         """The id of the cluster to which the members belong."""
         self._renewing = asyncio.Lock()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def call(
         self,
-        ask: Ask[T],
+        ask: MemberCall[T],
         *,
         repeatable: bool = True,
         seconds: float | None = None,
@@ -149,7 +149,7 @@ class EtcdClient:
         ends_at = clock() + (seconds or self._call_seconds)
         failures = 0
         while True:
-            member = await self._present_member()
+            member = await self._current_member()
             began = clock()
             try:
                 answer = await self._ask(member, ask, min(member_seconds, ends_at - began))
@@ -168,11 +168,19 @@ class EtcdClient:
                 if clock() - began > SLOW_SECONDS:
                     self._leave(member, "it is slow")
                 else:
-                    self._told.pop(member.endpoint, None)
+                    self._logged_failures.pop(member.endpoint, None)
                 return answer
             if failures % len(self._members) == 0:
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.renew_certificates()
+
+    async def transact(self, request: rpc_pb2.TxnRequest, *, repeatable: bool = True) -> rpc_pb2.TxnResponse:
+        """Send a transaction, which etcd carries out as a whole or not at all."""
+
+        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
+            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
+
+        return await self.call(ask, repeatable=repeatable)
 
     async def watch(
         self, request: Callable[[], rpc_pb2.WatchRequest]
@@ -181,7 +189,7 @@ class EtcdClient:
         clock = asyncio.get_running_loop().time
         ends_at, renewed = clock() + self._call_seconds, False
         while True:
-            member = await self._present_member()
+            member = await self._current_member()
             try:
                 await member.connect()
                 async for response in self._watch_at(member, request()):
@@ -209,7 +217,7 @@ class EtcdClient:
 
         A failure of the kind DENIED means that the member serves, and tells its status to others only.
         """
-        await self._present_member()
+        await self._current_member()
 
         async def ask(member: Member, _: Metadata, __: float) -> rpc_pb2.StatusResponse:
             return await member.status(self._token)
@@ -219,7 +227,7 @@ class EtcdClient:
                 return await self._ask(member, ask, MEMBER_SECONDS)
             except EtcdFailure as failure:
                 if failure.is_silence:
-                    self._dial_anew(member)
+                    self._reconnect(member)
                 return failure
 
         members = list(self._members)
@@ -240,14 +248,14 @@ class EtcdClient:
     async def close(self) -> None:
         """End all calls. Later calls raise StoreUnavailable."""
         self._closed = True
-        for task in self._farewells:
+        for task in self._closing:
             task.cancel()
         await asyncio.gather(*(one.channel.close() for one in self._members), return_exceptions=True)
-        await asyncio.gather(*self._farewells, return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     # --- members ---------------------------------------------------------------------------------------
 
-    async def _present_member(self) -> Member:
+    async def _current_member(self) -> Member:
         if self._closed:
             raise closed()
         if not self._members:
@@ -264,14 +272,14 @@ class EtcdClient:
         self._stamps, self._credentials = stamps, credentials
         self._members = [Member(endpoint, credentials) for endpoint in self._access.endpoints]
         for member in old:
-            self._part_with(member)
+            self._retire(member)
 
-    def _part_with(self, member: Member) -> None:
-        task = asyncio.create_task(_close_later(member), name="farewell to etcd")
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+    def _retire(self, member: Member) -> None:
+        task = asyncio.create_task(_close_later(member), name="close a replaced channel to etcd")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
-    def _dial_anew(self, member: Member) -> None:
+    def _reconnect(self, member: Member) -> None:
         """Let later calls have a new connection to a member that was silent.
 
         The kernel repeats what is not acknowledged after pauses that double: when the network is well again
@@ -281,19 +289,19 @@ class EtcdClient:
             if one is member and not self._closed:
                 self._members[place] = Member(member.endpoint, self._credentials)
                 self._members[place].is_checked = member.is_checked
-                self._part_with(member)
+                self._retire(member)
 
     def _leave_failed(self, member: Member, failure: EtcdFailure) -> None:
         self._leave(member, failure.words)
         if failure.is_silence:
-            self._dial_anew(member)
+            self._reconnect(member)
 
     def _leave(self, member: Member, why: str) -> None:
         """Prefer the next member, unless another call has done so already."""
         if self._members[self._first % len(self._members)] is member:
             self._first = (self._first + 1) % len(self._members)
-        if self._told.get(member.endpoint) != why:
-            self._told[member.endpoint] = why
+        if self._logged_failures.get(member.endpoint) != why:
+            self._logged_failures[member.endpoint] = why
             log.info("etcd's member %s does not serve: %s", member.endpoint, why)
 
     def _error(self, failure: EtcdFailure, member: Member) -> GpushareError:
@@ -301,7 +309,7 @@ class EtcdClient:
 
     # --- one call --------------------------------------------------------------------------------------
 
-    async def _ask(self, member: Member, ask: Ask[T], seconds: float) -> T:
+    async def _ask(self, member: Member, ask: MemberCall[T], seconds: float) -> T:
         await member.connect()
         for attempt in (1, 2):
             token = await self._token_from(member)
@@ -457,5 +465,5 @@ def _with_token(token: str) -> Metadata:
 
 async def _close_later(member: Member) -> None:
     with suppress(asyncio.CancelledError):
-        await asyncio.sleep(FAREWELL_SECONDS)
+        await asyncio.sleep(OLD_CHANNEL_SECONDS)
     await member.channel.close()

@@ -32,10 +32,10 @@ class StoreFormat:
     moved_to: str = ""
 
     def to_bytes(self) -> bytes:
-        told = {"version": VERSION, "offset": self.offset}
+        facts = {"version": VERSION, "offset": self.offset}
         if self.filling:
-            told["filling"] = True
-        return json.dumps(told | ({"moved_to": self.moved_to} if self.moved_to else {})).encode()
+            facts["filling"] = True
+        return json.dumps(facts | ({"moved_to": self.moved_to} if self.moved_to else {})).encode()
 
     def check(self) -> None:
         """Raise ConfigError for a store that no coordinator may use."""
@@ -53,9 +53,9 @@ class StoreFormat:
 def read_format(value: bytes) -> StoreFormat:
     """Raises ConfigError for a newer version, StoreUnavailable for what is no format."""
     try:
-        told = json.loads(value)
-        version, offset = int(told["version"]), int(told["offset"])
-        found = StoreFormat(offset, bool(told.get("filling", False)), str(told.get("moved_to", "")))
+        facts = json.loads(value)
+        version, offset = int(facts["version"]), int(facts["offset"])
+        found = StoreFormat(offset, bool(facts.get("filling", False)), str(facts.get("moved_to", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreUnavailable(
             "the store in etcd cannot be read: its format record is damaged", hint="restore a backup"

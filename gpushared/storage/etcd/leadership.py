@@ -48,11 +48,7 @@ class StoreHead:
 async def read_head(client: EtcdClient, keys: Keys) -> StoreHead:
     """Read the three keys at one revision."""
     request = rpc_pb2.TxnRequest(success=[get(keys.epoch), get(keys.leader), get(keys.format)])
-
-    async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-        return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-    return _head_of(*map(only, (await client.call(ask)).responses))
+    return _head_of(*map(only, (await client.transact(request)).responses))
 
 
 def _head_of(
@@ -161,11 +157,7 @@ class Leadership:
             if self._announced == wanted:
                 return
             request = rpc_pb2.TxnRequest(success=[put(key, facts, self._lease)])
-
-            async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-                return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-            await self._client.call(ask)
+            await self._client.transact(request)
             self._announced = wanted
 
     # --- becoming the leader ---------------------------------------------------------------------------
@@ -204,14 +196,10 @@ class Leadership:
                 *([put(keys.format, new.to_bytes())] if new else []),
             ],
         )
-
-        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-        return (await self._client.call(ask, repeatable=False)).succeeded
+        return (await self._client.transact(request, repeatable=False)).succeeded
 
     async def _have_lease(self) -> None:
-        if self._lease and await self._beat() > 0:
+        if self._lease and await self._keep_alive() > 0:
             return
 
         began = asyncio.get_running_loop().time()
@@ -236,7 +224,7 @@ class Leadership:
             if not self._lease:
                 continue
             try:
-                left = await self._beat()
+                left = await self._keep_alive()
                 await self._client.renew_certificates()
             except (StoreUnavailable, TimedOut) as error:
                 log.warning("etcd did not keep this coordinator's lease alive: %s", error)
@@ -247,7 +235,7 @@ class Leadership:
                 elif left <= 0:
                     self._lease = 0  # nothing but an announcement went with it
 
-    async def _beat(self) -> int:
+    async def _keep_alive(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
         lease, began = self._lease, asyncio.get_running_loop().time()
 

@@ -151,12 +151,8 @@ class EtcdStore:
             ],
             failure=[get(self.keys.epoch), get(self.keys.leader), *map(self._look, compares)],
         )
-
-        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
         try:
-            answer = await self.client.call(ask, repeatable=False)
+            answer = await self.client.transact(request, repeatable=False)
         except StoreUnavailable as error:
             return await self._settled(error, transaction, before) + offset
         self._newest = max(self._newest, answer.header.revision)
@@ -228,11 +224,7 @@ class EtcdStore:
                 *([delete(*self.keys.below(""))] if clears else []),
             ],
         )
-
-        async def ask(member: Member, metadata: Metadata, seconds: float) -> rpc_pb2.TxnResponse:
-            return await member.kv.Txn(request, metadata=metadata, timeout=seconds)
-
-        if not (await self.client.call(ask, repeatable=False)).succeeded:
+        if not (await self.client.transact(request, repeatable=False)).succeeded:
             raise Deposed("another coordinator leads now", hint="stop it, and begin again")
         self._format = new
 

@@ -251,7 +251,7 @@ class HistoryFile(SqliteFile):
 
 
 def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None:
-    """End what older journals of the node left open: nobody will ever say how these leases went on."""
+    """End the spans and leases that older journals of the node left open, because no report on them will come."""
     for old, seen_ms in db.execute(
         """SELECT number, seen_ms FROM source WHERE node = ? AND number != ?
            AND (EXISTS (SELECT 1 FROM lease WHERE lease.source = number AND ended_at IS NULL)

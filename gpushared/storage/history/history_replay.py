@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpushared.domain.accounting.replay import GpuThen, OthersPart, QueueThen
 
-OF_ROOM = frozenset({"resources", "queue_order", "class_order", "fair_share"})
+ROOM_REASONS = frozenset({"resources", "queue_order", "class_order", "fair_share"})
 """A wait for these reasons only would have been shorter if there had been room earlier."""
 NOT_YET = frozenset({"held", "begin_time", "after_lease"})
 """Nobody keeps room for a request that waits for these reasons only."""
@@ -27,7 +27,7 @@ def queue_then(db: sqlite3.Connection, source: int, lease: str) -> QueueThen | N
     began, ended, gpu = spans[0]
     first = {gpu for start, _, gpu in spans if start == ended and gpu is not None}
     reasons = _reasons(db, source, lease)
-    if gpu is not None or not first or not reasons or not reasons <= OF_ROOM:
+    if gpu is not None or not first or not reasons or not reasons <= ROOM_REASONS:
         return None
     gpus = [_gpu(db, source, lease, one, began, ended) for one in sorted(first)]
     return QueueThen(began, ended, gpus, list(_ahead(db, source, lease, began, ended)))

@@ -18,7 +18,6 @@ _MISSING_BYTE, _MISSING_WORD = 0xFF, 0xFFFF
 _MEMORY_UNIT_MIB = 8
 """Memory of up to 512 GiB fits into a word."""
 _RATIO_STEPS = 200
-_SECONDS_MS = 1000
 EMPTY_MINUTES = _SLOT.pack(0, *[_MISSING_BYTE] * 2, *[_MISSING_WORD] * 3) * MINUTES
 
 

@@ -45,9 +45,9 @@ class World:
         gpus = [GpuId(f"{host}/{place}") for place in places.split(",") if place]
         grants = []
         for gpu in gpus:
-            room = self.fleet.room(gpu)
-            memory, compute = Need.of(request).on(room.gpu)
-            grants.append(Grant(gpu, room.free_bytes if request.wants_whole_gpus else memory, compute))
+            capacity = self.fleet.capacity(gpu)
+            memory, compute = Need.of(request).on(capacity.gpu)
+            grants.append(Grant(gpu, capacity.free_bytes if request.wants_whole_gpus else memory, compute))
         self.held.append(self._take(request, Placement(host, tuple(grants))))
 
     def _take(self, request: Request, placement: Placement) -> LeaseId:

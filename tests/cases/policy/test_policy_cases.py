@@ -13,7 +13,7 @@ from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import Grant, Idleness, Lease, LeaseId, Queued, Reserved
 from gpushared.domain.model.request import Isolation, LeaseClass, Request
 from gpushared.domain.model.units import format_share, parse_duration
-from gpushared.domain.scheduling.host_capacity import RoomPlaces
+from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
     PendingRequest,
@@ -22,7 +22,7 @@ from gpushared.domain.scheduling.pass_records import (
     PreemptionMode,
     RunningLease,
 )
-from gpushared.domain.scheduling.placement.free_capacity import rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import free_capacities
 from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import DEFAULT_CLASSES, GivesWay, Policy, Project, Quota
 from gpushared.domain.scheduling.use_over_time import Interval, Usage
@@ -49,11 +49,11 @@ class World:
     turns: dict[str, float]
 
     def plan(self, under_way: tuple[Preemption, ...] = ()) -> Plan:
-        rooms = rooms_of(
+        capacities = free_capacities(
             [gpu for gpus in self.gpus.values() for gpu in gpus], [one.lease for one in self.holders], {}
         )
-        places = RoomPlaces(
-            {host: {gpu.id: rooms[gpu.id] for gpu in gpus} for host, gpus in self.gpus.items()}
+        places = HostCapacity(
+            {host: {gpu.id: capacities[gpu.id] for gpu in gpus} for host, gpus in self.gpus.items()}
         )
         return plan(
             self.waiting,

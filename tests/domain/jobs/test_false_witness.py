@@ -219,7 +219,7 @@ def test_a_node_that_has_just_joined_is_believed_no_more_than_others() -> None:
 @pytest.mark.parametrize("more", [{}, {"body": "x" * 1000}], ids=["count", "bytes"])
 def test_what_a_pool_learns_from_one_node_is_bounded_not_for_the_others(more: dict[str, str]) -> None:
     """Also where what the node told is over meanwhile."""
-    rules = replace(RULES, max_told_per_node=3, max_told_bytes_per_node=3500)
+    rules = replace(RULES, max_reported_jobs_per_node=3, max_reported_bytes_per_node=3500)
     pool = Pool("a", "b", rules=rules)
     pool.ask_all()
     pool.hello("b", *_invented(9, **more))

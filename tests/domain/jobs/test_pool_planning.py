@@ -196,15 +196,15 @@ def test_the_kept_picture_of_the_pool_is_as_one_that_is_drawn_anew(seed: int) ->
     for at in range(40):
         _something(pool, seed * 1000 + at)
         now = pool.now
-        mine = kept.drawn(pool.state, pool.state.policy, now)
-        anew = ClusterSnapshot().drawn(pool.state, pool.state.policy, now)
-        assert mine.rooms() == anew.rooms()
+        mine = kept.refresh(pool.state, pool.state.policy, now)
+        anew = ClusterSnapshot().refresh(pool.state, pool.state.policy, now)
+        assert mine.capacities() == anew.capacities()
         assert {one.lease.id for one in kept.holder_index.holders()} == _ids(pool)
 
 
 def _ids(pool: Pool) -> set[str]:
     snapshot = ClusterSnapshot()
-    snapshot.drawn(pool.state, pool.state.policy, pool.now)
+    snapshot.refresh(pool.state, pool.state.policy, pool.now)
     return {one.lease.id for one in snapshot.holder_index.holders()}
 
 
@@ -257,7 +257,7 @@ def test_a_job_that_runs_is_held_against_its_project_from_when_it_was_granted() 
     pool.wait(50.0)
     pool.says("a", AttemptState.RUNNING)
     snapshot = ClusterSnapshot()
-    snapshot.drawn(pool.state, pool.state.policy, pool.now)
+    snapshot.refresh(pool.state, pool.state.policy, pool.now)
     (holder,) = snapshot.holder_index.holders()
     assert holder.started_at == granted_at
     assert pool.is_now(Running).since == pool.now

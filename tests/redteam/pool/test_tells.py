@@ -54,7 +54,7 @@ max_queued_per_realm = 600
 max_queued_size = "20MiB"
 max_queued_size_per_realm = "10MiB"
 """
-TOLD_JOBS, TOLD_BYTES = 4096, 64 * MIB
+MAX_REPORTED_JOBS, MAX_REPORTED_BYTES = 4096, 64 * MIB
 """So much a coordinator learns from one node."""
 NOT_SOON = 4.0
 """Seconds after which what was not placed is not."""
@@ -109,9 +109,9 @@ async def test_a_member_that_makes_the_pool_recover_tells_no_more_than_its_share
         reports = [runs(number, spec(ADA, BODY)) for number in range(first, first + 5000)]
         async with eve.linked(inventory("e0"), *reports, seen_revision=HAS_SEEN_MORE):
             assert await large.answers() < 5
-    assert len(await large.jobs()) <= min(TOLD_JOBS, TOLD_BYTES // len(BODY))
+    assert len(await large.jobs()) <= min(MAX_REPORTED_JOBS, MAX_REPORTED_BYTES // len(BODY))
     assert large.memory() - memory < 2 * BOUND_BYTES
-    assert large.store() - store < 3 * TOLD_BYTES
+    assert large.store() - store < 3 * MAX_REPORTED_BYTES
     assert await submit(large, gpu="0.25", held=True)
 
 

@@ -52,7 +52,7 @@ def test_a_look_at_what_is_anothers_is_not_found_by_whoever_is_told_only_what_th
     """A look at what is not there makes no line. A change does, be it there or not."""
     look = replace(REFUSAL, method="GET", status=404, code="not_found", text="No such container: x")
     made = store(tmp_path, look, replace(look, method="HEAD"), replace(look, method="POST"), REFUSAL)
-    assert found(made, told=True) == [3, 4]
+    assert found(made, hides_missing=True) == [3, 4]
     assert found(made) == [1, 2, 3, 4]
     made.close()
 

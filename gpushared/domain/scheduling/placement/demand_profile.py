@@ -17,7 +17,7 @@ PRIOR: Mapping[int, float] = {1000: 1.0, 500: 1.0, 250: 1.0}
 MOST_GPUS = 16
 """Requests of so many whole GPUs and more of one host count alike."""
 PATIENCE = 50.0
-"""A GPU is expected to see so many more requests before nobody asks for what is left of it."""
+"""The number of further requests that a GPU is expected to see; each may take the rest of the GPU."""
 FIRST_LESSON = 16
 LESSON_GROWTH = 2.0
 MEMORY = 20_000.0
@@ -117,7 +117,7 @@ def unused_by_gangs(shares: Mapping[int, float]) -> list[float]:
     """Return for each number of untouched GPUs on a host the permille that whole requests leave unused.
 
     ``shares``: the part of all demand that requests of so many whole GPUs make. Requests of k GPUs leave the
-    rest of the number by k unused; what others than they ask for may fill that rest.
+    rest of the number by k unused, until other requests fill that rest.
     """
     return [
         WHOLE_PERMILLE * sum(share * (count % size) for size, share in shares.items() if size > 1)

@@ -16,12 +16,12 @@ from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.free_capacity import (
+    FreeCapacities,
     FreeCapacity,
     Reason,
-    Rooms,
+    free_capacities,
     grant_on,
     refuse,
-    rooms_of,
 )
 from gpushared.domain.scheduling.placement.gpu_choice import (
     HostReason,
@@ -30,11 +30,11 @@ from gpushared.domain.scheduling.placement.gpu_choice import (
     rate,
 )
 from gpushared.domain.scheduling.placement.hosts import (
-    Free,
     Host,
-    changed,
+    HostFree,
+    after_grants,
+    features_of,
     free_of,
-    make_of,
 )
 from gpushared.domain.scheduling.placement.policies import (
     PlacementPolicy,
@@ -74,7 +74,7 @@ class NoPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Booking:
     host: int
     request: Request
     grants: tuple[Grant, ...]
@@ -100,13 +100,13 @@ class Fleet:
         hosts: Iterable[Host],
         policy: PolicyName | PlacementPolicy = PolicyName.FRAGMENTATION,
         *,
-        rooms: Rooms | None = None,
+        capacities: FreeCapacities | None = None,
         demand_profile: DemandProfile | None = None,
         together: Together = Together.OFF,
     ) -> None:
         """Make a fleet of these hosts.
 
-        ``rooms``: the free capacity of GPUs that are not untouched, if that is known from elsewhere.
+        ``capacities``: the free capacity of GPUs that something uses already; all other GPUs are untouched.
         ``demand_profile``: the demand that was learned elsewhere, which the fleet goes on learning. ``together``:
         a request goes where leases with the same ``project`` are, if that costs little.
         """
@@ -117,11 +117,11 @@ class Fleet:
         self._home = {
             gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
         }
-        makes: dict[tuple[object, ...], int] = {}
-        self._free = [_as_found(host, rooms or {}, makes) for host in self.hosts]
-        self._leases: dict[LeaseId, _Taken] = {}
+        known_features: dict[tuple[object, ...], int] = {}
+        self._free = [_free_at_start(host, capacities or {}, known_features) for host in self.hosts]
+        self._leases: dict[LeaseId, _Booking] = {}
         self._affinity = ProjectAffinity() if together is Together.PROJECT else None
-        self._undo: list[tuple[int, Free, LeaseId, _Taken | None]] = []
+        self._undo: list[tuple[int, HostFree, LeaseId, _Booking | None]] = []
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
         self._supply = _supply(self.hosts)
@@ -182,17 +182,17 @@ class Fleet:
 
     def refusals(self, request: Request) -> Counter[Reason]:
         """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
-        found = (refuse(request, room) for free in self._free for room in free.rooms)
+        found = (refuse(request, capacity) for free in self._free for capacity in free.capacities)
         return Counter(refusal.reason for refusal in found if refusal is not None)
 
-    def free(self, host: str) -> Free:
+    def free(self, host: str) -> HostFree:
         """Return the free capacity of a host."""
         return self._free[self._at[host]]
 
-    def room(self, gpu: GpuId) -> FreeCapacity:
+    def capacity(self, gpu: GpuId) -> FreeCapacity:
         """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
         at, place = self._home[gpu]
-        return self._free[at].rooms[place]
+        return self._free[at].capacities[place]
 
     def host_of(self, gpu: GpuId) -> str:
         """Return the host of a GPU; KeyError if the fleet does not have the GPU."""
@@ -200,8 +200,8 @@ class Fleet:
 
     def holder(self, lease: LeaseId) -> Placement | None:
         """Return the place of a lease, or None."""
-        taken = self._leases.get(lease)
-        return None if taken is None else Placement(self.hosts[taken.host].name, taken.grants)
+        booking = self._leases.get(lease)
+        return None if booking is None else Placement(self.hosts[booking.host].name, booking.grants)
 
     # --- deciding ----------------------------------------------------------------------------------------
 
@@ -209,19 +209,19 @@ class Fleet:
         """Book a placement that fits: the caller passes the answer of ``place``, or a fact."""
         assert lease not in self._leases, f"{lease} holds something already"
         at = self._at[placement.host]
-        self._book(lease, None, _Taken(at, request, placement.grants))
+        self._book(lease, None, _Booking(at, request, placement.grants))
 
-    def find(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
+    def book_existing(self, leases: Iterable[tuple[LeaseId, Request, tuple[Grant, ...]]]) -> None:
         """Book many leases that exist already, each on one host; this cannot be undone."""
-        by_host: dict[int, list[_Taken]] = {}
+        by_host: dict[int, list[_Booking]] = {}
         for lease, request, grants in leases:
             at = self._home[grants[0].gpu][0]
-            self._leases[lease] = _Taken(at, request, grants)
+            self._leases[lease] = _Booking(at, request, grants)
             if self._affinity is not None:
                 self._affinity.change(None, self._leases[lease])
             by_host.setdefault(at, []).append(self._leases[lease])
-        for at, taken in by_host.items():
-            self._free[at] = self._changed(at, taken, 1)
+        for at, bookings in by_host.items():
+            self._free[at] = self._changed(at, bookings, 1)
             self._log.hosts.append(at)
 
     def give(self, lease: LeaseId) -> None:
@@ -230,24 +230,24 @@ class Fleet:
 
     def give_all(self, leases: Iterable[LeaseId]) -> None:
         """Free the grants of these leases, without those that hold nothing, at the price of one ``give``."""
-        by_host: dict[int, dict[LeaseId, _Taken]] = {}
+        by_host: dict[int, dict[LeaseId, _Booking]] = {}
         for lease in leases:
-            if (taken := self._leases.get(lease)) is not None:
-                by_host.setdefault(taken.host, {})[lease] = taken
-        for at, given in by_host.items():
-            before, after = self._free[at], self._changed(at, given.values(), -1)
-            for lease, taken in given.items():
-                self._undo.append((at, before, lease, taken))
+            if (booking := self._leases.get(lease)) is not None:
+                by_host.setdefault(booking.host, {})[lease] = booking
+        for at, bookings in by_host.items():
+            before, after = self._free[at], self._changed(at, bookings.values(), -1)
+            for lease, booking in bookings.items():
+                self._undo.append((at, before, lease, booking))
                 self._set(at, after, lease, None)
 
-    def renew(self, host: Host, rooms: Rooms) -> None:
+    def renew(self, host: Host, capacities: FreeCapacities) -> None:
         """Replace a host on which nobody holds anything, with the same GPUs; this cannot be undone.
 
-        ``rooms`` has an entry for each of the host's GPUs.
+        ``capacities`` has an entry for each of the host's GPUs.
         """
         at = self._at[host.name]
         self.hosts = (*self.hosts[:at], host, *self.hosts[at + 1 :])
-        self._free[at] = free_of(host, [rooms[gpu.id] for gpu in host.gpus])
+        self._free[at] = free_of(host, [capacities[gpu.id] for gpu in host.gpus])
         self._log.hosts.append(at)
 
     def mark(self) -> int:
@@ -257,36 +257,36 @@ class Fleet:
     def undo(self, mark: int) -> None:
         """Take back all that was taken and given since the mark."""
         while len(self._undo) > mark:
-            at, free, lease, taken = self._undo.pop()
-            self._set(at, free, lease, taken)
+            at, free, lease, booking = self._undo.pop()
+            self._set(at, free, lease, booking)
 
     def commit(self) -> None:
         """Forget how to take back the decisions so far."""
         self._undo.clear()
 
-    def _book(self, lease: LeaseId, before: _Taken | None, after: _Taken | None) -> None:
-        taken, sign = (after, 1) if after is not None else (before, -1)
-        assert taken is not None, "either it takes or it gives"
-        self._undo.append((taken.host, self._free[taken.host], lease, before))
-        self._set(taken.host, self._changed(taken.host, (taken,), sign), lease, after)
+    def _book(self, lease: LeaseId, before: _Booking | None, after: _Booking | None) -> None:
+        booking, sign = (after, 1) if after is not None else (before, -1)
+        assert booking is not None, "either it takes or it gives"
+        self._undo.append((booking.host, self._free[booking.host], lease, before))
+        self._set(booking.host, self._changed(booking.host, (booking,), sign), lease, after)
 
-    def _changed(self, at: int, taken: Collection[_Taken], sign: int) -> Free:
+    def _changed(self, at: int, bookings: Collection[_Booking], sign: int) -> HostFree:
         grants = [
             (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
-            for one in taken
+            for one in bookings
             for grant in one.grants
         ]
-        cpu = sum(one.request.host_cpu_milli or 0 for one in taken)
-        memory = sum(one.request.host_memory_bytes or 0 for one in taken)
-        return changed(self._free[at], grants, cpu, memory, sign)
+        cpu = sum(one.request.host_cpu_milli or 0 for one in bookings)
+        memory = sum(one.request.host_memory_bytes or 0 for one in bookings)
+        return after_grants(self._free[at], grants, cpu, memory, sign)
 
-    def _set(self, at: int, free: Free, lease: LeaseId, taken: _Taken | None) -> None:
+    def _set(self, at: int, free: HostFree, lease: LeaseId, booking: _Booking | None) -> None:
         self._free[at] = free
         before = self._leases.pop(lease, None)
-        if taken is not None:
-            self._leases[lease] = taken
+        if booking is not None:
+            self._leases[lease] = booking
         if self._affinity is not None:
-            self._affinity.change(before, taken)
+            self._affinity.change(before, booking)
         self._log.hosts.append(at)
         if len(self._log.hosts) > CHANGES_PER_HOST * max(64, len(self.hosts)):
             self._log = _Log(self._log.end)
@@ -297,12 +297,14 @@ class Fleet:
         if not request.away_from:
             return closed
         others = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
-        return {grant.gpu for taken in others if taken is not None for grant in taken.grants}.union(closed)
+        return {grant.gpu for booking in others if booking is not None for grant in booking.grants}.union(
+            closed
+        )
 
     def _only_hosts(self, request: Request, host: str | None) -> set[int] | None:
         """Return the only hosts that will do, or None for all. Leases that are over do not count."""
         only = None if host is None else {self._at[host]}
-        near = {taken.host for lease in request.near if (taken := self._leases.get(LeaseId(lease)))}
+        near = {booking.host for lease in request.near if (booking := self._leases.get(LeaseId(lease)))}
         if near:
             here = near if len(near) == 1 else set()
             only = here if only is None else only & here
@@ -353,7 +355,7 @@ class Fleet:
     ) -> Placement:
         free = self._free[at]
         chosen = choose(need, free, policy, closed, project_affinity)
-        grants = tuple(grant_on(need.request, free.rooms[place]) for place in chosen)
+        grants = tuple(grant_on(need.request, free.capacities[place]) for place in chosen)
         return Placement(self.hosts[at].name, grants)
 
     def _policy(self) -> PlacementPolicy:
@@ -389,7 +391,9 @@ def _supply(hosts: Iterable[Host]) -> Mapping[str, float]:
     return {model: count / counts.total() for model, count in counts.items()}
 
 
-def _as_found(host: Host, rooms: Rooms, makes: dict[tuple[object, ...], int]) -> Free:
-    empty = rooms_of(host.gpus, (), {})
-    found: Sequence[FreeCapacity] = [rooms.get(gpu, room) for gpu, room in empty.items()]
-    return free_of(host, found, makes.setdefault(make_of(host, found), len(makes)))
+def _free_at_start(
+    host: Host, capacities: FreeCapacities, known_features: dict[tuple[object, ...], int]
+) -> HostFree:
+    empty = free_capacities(host.gpus, (), {})
+    found: Sequence[FreeCapacity] = [capacities.get(gpu, capacity) for gpu, capacity in empty.items()]
+    return free_of(host, found, known_features.setdefault(features_of(host, found), len(known_features)))

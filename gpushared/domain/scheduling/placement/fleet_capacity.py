@@ -9,7 +9,7 @@ from gpushared.domain.model.lease import Grant, Lease, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.placement.demand_profile import DemandProfile
 from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
-from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, rooms_of
+from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
 
@@ -30,19 +30,19 @@ def fleet_with(
     ``together``: the setting of ``Fleet``; the leases' requests name their projects then.
     """
     hosts = tuple(hosts)
-    rooms = rooms_of((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
-    fleet = Fleet(hosts, policy, rooms=rooms, demand_profile=demand_profile, together=together)
-    here = ((lease, [grant for grant in lease.grants if grant.gpu in rooms]) for lease in leases)
-    fleet.find([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
+    capacities = free_capacities((gpu for host in hosts for gpu in host.gpus), (), stray_bytes)
+    fleet = Fleet(hosts, policy, capacities=capacities, demand_profile=demand_profile, together=together)
+    here = ((lease, [grant for grant in lease.grants if grant.gpu in capacities]) for lease in leases)
+    fleet.book_existing([(lease.id, lease.request, tuple(grants)) for lease, grants in here if grants])
     return fleet
 
 
-class FleetPlaces:
+class FleetCapacity:
     """Answer the narrow questions of the queue from a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._models = _smallest_of_each_model(fleet.hosts)
+        self._models = smallest_of_each_model(gpu for host in fleet.hosts for gpu in host.gpus)
         self._gpus = {gpu.id: gpu for host in fleet.hosts for gpu in host.gpus}
         self._by_host = {host.name: tuple(gpu.id for gpu in host.gpus) for host in fleet.hosts}
 
@@ -94,18 +94,18 @@ class FleetPlaces:
     def gpus_of(self, host: str) -> Sequence[GpuId]:
         return self._by_host.get(host, ())
 
-    def rooms(self) -> Mapping[str, Sequence[FreeCapacity]]:
-        return {host.name: self._fleet.free(host.name).rooms for host in self._fleet.hosts}
+    def capacities(self) -> Mapping[str, Sequence[FreeCapacity]]:
+        return {host.name: self._fleet.free(host.name).capacities for host in self._fleet.hosts}
 
     def models(self) -> Mapping[str, Gpu]:
         return self._models
 
 
-def _smallest_of_each_model(hosts: Iterable[Host]) -> dict[str, Gpu]:
+def smallest_of_each_model(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """Return one GPU of each model: the first of those that lease the least memory."""
     models: dict[str, Gpu] = {}
-    for host in hosts:
-        for gpu in host.gpus:
-            known = models.get(gpu.name)
-            if known is None or gpu.leasable_bytes < known.leasable_bytes:
-                models[gpu.name] = gpu
+    for gpu in gpus:
+        known = models.get(gpu.name)
+        if known is None or gpu.leasable_bytes < known.leasable_bytes:
+            models[gpu.name] = gpu
     return models

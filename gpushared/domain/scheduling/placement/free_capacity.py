@@ -1,6 +1,6 @@
 """Place a request on this node's GPUs, or tell why each GPU refused.
 
-Packing rule: a slice goes to the GPU that is left with the least room (best fit), and an untouched GPU comes
+Packing rule: a slice goes to the GPU that is left with the least free capacity (best fit), and an untouched GPU comes
 last, so that whole GPUs stay whole. Ties go to the lower index, so the same state gives the same answer. MIG
 instances are leased whole, the smallest that is enough first.
 """
@@ -58,7 +58,7 @@ class FreeCapacity:
     """The lease on the GPU that the request keeps away from; known only if a request is explained."""
 
     def less(self, grant: Grant, *, exclusive: bool) -> FreeCapacity:
-        """Return the room after one more grant."""
+        """Return the free capacity after one more grant."""
         return FreeCapacity(
             self.gpu,
             self.free_bytes - grant.memory_bytes,
@@ -69,8 +69,20 @@ class FreeCapacity:
             self.apart_from,
         )
 
+    def more(self, grant: Grant, *, exclusive: bool) -> FreeCapacity:
+        """Return the free capacity without a grant; after an exclusive grant the GPU is open to others again."""
+        return FreeCapacity(
+            self.gpu,
+            self.free_bytes + grant.memory_bytes,
+            self.free_permille + grant.compute_permille,
+            self.leases - 1,
+            self.exclusive and not exclusive,
+            self.stray_bytes,
+            self.apart_from,
+        )
 
-Rooms = Mapping[GpuId, FreeCapacity]
+
+FreeCapacities = Mapping[GpuId, FreeCapacity]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +94,11 @@ class Refusal:
     text: str
 
 
-def rooms_of(
+def free_capacities(
     gpus: Iterable[Gpu], leases: Iterable[Lease], stray: Mapping[GpuId, int]
 ) -> dict[GpuId, FreeCapacity]:
-    """Return the room on each GPU. ``stray``: bytes held there by processes without a lease."""
-    rooms = {
+    """Return the free capacity of each GPU. ``stray``: bytes that processes without a lease hold there."""
+    capacities = {
         gpu.id: FreeCapacity(
             gpu, gpu.leasable_bytes - stray.get(gpu.id, 0), WHOLE_PERMILLE, stray_bytes=stray.get(gpu.id, 0)
         )
@@ -94,9 +106,11 @@ def rooms_of(
     }
     for lease in leases:
         for grant in lease.grants:
-            if grant.gpu in rooms:
-                rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=lease.request.wants_whole_gpus)
-    return rooms
+            if grant.gpu in capacities:
+                capacities[grant.gpu] = capacities[grant.gpu].less(
+                    grant, exclusive=lease.request.wants_whole_gpus
+                )
+    return capacities
 
 
 def need_on(request: Request, gpu: Gpu) -> Grant:
@@ -112,9 +126,9 @@ def need_on(request: Request, gpu: Gpu) -> Grant:
     return Grant(gpu.id, memory, share, limit if limit > share else 0)
 
 
-def refuse(request: Request, room: FreeCapacity) -> Refusal | None:
+def refuse(request: Request, capacity: FreeCapacity) -> Refusal | None:
     """Return the first reason why this GPU cannot take its part of the request; None if it can."""
-    gpu = room.gpu
+    gpu = capacity.gpu
     if request.gpus and gpu.id not in request.gpus:
         return Refusal(gpu.id, Reason.OTHER_GPU, "is not the GPU this container is bound to")
     if request.models and gpu.name not in request.models:
@@ -125,15 +139,15 @@ def refuse(request: Request, room: FreeCapacity) -> Refusal | None:
         return Refusal(gpu.id, Reason.GPU_UNHEALTHY, gpu.trouble)
     if instances.wants_instances(request) and instances.too_small(request, gpu):
         return Refusal(gpu.id, Reason.RESOURCES, "is too small a MIG instance")
-    if room.apart_from:
-        return Refusal(gpu.id, Reason.AWAY_FROM, f"holds {room.apart_from}, from which it keeps away")
-    if room.exclusive:
+    if capacity.apart_from:
+        return Refusal(gpu.id, Reason.AWAY_FROM, f"holds {capacity.apart_from}, from which it keeps away")
+    if capacity.exclusive:
         return Refusal(gpu.id, Reason.SHARING_MODE, "is leased as a whole")
     if request.wants_whole_gpus:
-        return _refuse_whole(request, room)
+        return _refuse_whole(request, capacity)
     if gpu.exclusive_process and needs_own_server(request):
         return Refusal(gpu.id, Reason.SHARING_MODE, "takes one MPS server only (exclusive_process)")
-    return _refuse_slice(need_on(request, gpu), room)
+    return _refuse_slice(need_on(request, gpu), capacity)
 
 
 def needs_own_server(request: Request) -> bool:
@@ -145,78 +159,78 @@ def needs_own_server(request: Request) -> bool:
     return request.isolation is Isolation.SEPARATE or max(len(request.gpus), request.gpu_count) > 1
 
 
-def _refuse_whole(request: Request, room: FreeCapacity) -> Refusal | None:
-    gpu = room.gpu
-    if room.leases:
-        return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(room.leases, 'lease')}")
-    if room.stray_bytes * WHOLE_PERMILLE > gpu.leasable_bytes * STRAY_PERMILLE:
+def _refuse_whole(request: Request, capacity: FreeCapacity) -> Refusal | None:
+    gpu = capacity.gpu
+    if capacity.leases:
+        return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(capacity.leases, 'lease')}")
+    if capacity.stray_bytes * WHOLE_PERMILLE > gpu.leasable_bytes * STRAY_PERMILLE:
         return Refusal(gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
-    if max(1, request.memory_bytes or 0) > room.free_bytes:
+    if max(1, request.memory_bytes or 0) > capacity.free_bytes:
         return Refusal(gpu.id, Reason.RESOURCES, "has too little memory")
     return None
 
 
-def _refuse_slice(need: Grant, room: FreeCapacity) -> Refusal | None:
+def _refuse_slice(need: Grant, capacity: FreeCapacity) -> Refusal | None:
     if need.memory_bytes <= 0:  # a grant of nothing would be a grant without a wall
-        return Refusal(room.gpu.id, Reason.RESOURCES, "is too small for such a share")
-    if need.memory_bytes > room.free_bytes:
-        if need.memory_bytes <= room.free_bytes + room.stray_bytes:
-            return Refusal(room.gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
-        return Refusal(room.gpu.id, Reason.RESOURCES, "has too little free memory")
-    if need.compute_permille > room.free_permille:
-        return Refusal(room.gpu.id, Reason.RESOURCES, "has too little free compute")
+        return Refusal(capacity.gpu.id, Reason.RESOURCES, "is too small for such a share")
+    if need.memory_bytes > capacity.free_bytes:
+        if need.memory_bytes <= capacity.free_bytes + capacity.stray_bytes:
+            return Refusal(capacity.gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
+        return Refusal(capacity.gpu.id, Reason.RESOURCES, "has too little free memory")
+    if need.compute_permille > capacity.free_permille:
+        return Refusal(capacity.gpu.id, Reason.RESOURCES, "has too little free compute")
     return None
 
 
-def place(request: Request, rooms: Rooms) -> tuple[Grant, ...] | tuple[Refusal, ...]:
+def place(request: Request, capacities: FreeCapacities) -> tuple[Grant, ...] | tuple[Refusal, ...]:
     """Return grants on as many GPUs as the request wants, or one refusal for each GPU that cannot take part.
 
     An elastic request is placed by its least; ``elastic.largest`` asks for more.
     """
     refusals = []
     fitting = []
-    for room in rooms.values():
-        refusal = refuse(request, room)
+    for capacity in capacities.values():
+        refusal = refuse(request, capacity)
         if refusal is None:
-            fitting.append(room)
+            fitting.append(capacity)
         else:
             refusals.append(refusal)
     count = len(request.gpus) or request.gpu_count
     if len(fitting) < count:
         return tuple(refusals)
     if instances.wants_instances(request):
-        fitting.sort(key=lambda room: instances.best_fit(room.gpu))
+        fitting.sort(key=lambda capacity: instances.best_fit(capacity.gpu))
     else:
-        fitting.sort(key=lambda room: _packing_order(request, room))
-    return tuple(grant_on(request, room) for room in fitting[:count])
+        fitting.sort(key=lambda capacity: _packing_order(request, capacity))
+    return tuple(grant_on(request, capacity) for capacity in fitting[:count])
 
 
-def _packing_order(request: Request, room: FreeCapacity) -> tuple[bool, int, int, int]:
-    need = need_on(request, room.gpu)
+def _packing_order(request: Request, capacity: FreeCapacity) -> tuple[bool, int, int, int]:
+    need = need_on(request, capacity.gpu)
     return (
-        room.leases == 0,
-        room.free_permille - need.compute_permille,
-        room.free_bytes - need.memory_bytes,
-        room.gpu.index,
+        capacity.leases == 0,
+        capacity.free_permille - need.compute_permille,
+        capacity.free_bytes - need.memory_bytes,
+        capacity.gpu.index,
     )
 
 
-def grant_on(request: Request, room: FreeCapacity) -> Grant:
+def grant_on(request: Request, capacity: FreeCapacity) -> Grant:
     """Return the request's part of a GPU that was chosen for it."""
     if request.wants_whole_gpus:
-        return Grant(room.gpu.id, room.free_bytes, WHOLE_PERMILLE)
-    return need_on(request, room.gpu)
+        return Grant(capacity.gpu.id, capacity.free_bytes, WHOLE_PERMILLE)
+    return need_on(request, capacity.gpu)
 
 
 def is_grant(answer: tuple[Grant, ...] | tuple[Refusal, ...]) -> bool:
-    """Return True if ``place`` found room."""
+    """Return True if ``place`` answered with grants."""
     return bool(answer) and isinstance(answer[0], Grant)
 
 
-def take(rooms: dict[GpuId, FreeCapacity], grants: Iterable[Grant], *, exclusive: bool) -> None:
-    """Book the grants in ``rooms``."""
+def take(capacities: dict[GpuId, FreeCapacity], grants: Iterable[Grant], *, exclusive: bool) -> None:
+    """Book the grants in ``capacities``."""
     for grant in grants:
-        rooms[grant.gpu] = rooms[grant.gpu].less(grant, exclusive=exclusive)
+        capacities[grant.gpu] = capacities[grant.gpu].less(grant, exclusive=exclusive)
 
 
 def _count(number: int, what: str) -> str:

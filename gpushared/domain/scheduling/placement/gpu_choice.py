@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.instances import best_fit, wants_instances
-from gpushared.domain.scheduling.placement.hosts import Free, memory_level
+from gpushared.domain.scheduling.placement.hosts import HostFree, memory_level
 from gpushared.domain.scheduling.placement.policies import PlacementPolicy
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -32,7 +32,7 @@ class HostReason(StrEnum):
 
 def rate(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
     project_affinity: Collection[GpuId] = (),
@@ -52,13 +52,13 @@ def rate(
     ranks = _ranks(need, free, policy, closed, project_affinity)
     if len(ranks) < need.count:
         return _lack(need, free)
-    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _together(need, free, ranks)
+    chosen: Sequence[Rank] = (min(ranks),) if need.count == 1 else _choose_linked(need, free, ranks)
     return _score(need, free, policy, chosen)
 
 
 def choose(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId] = (),
     project_affinity: Collection[GpuId] = (),
@@ -66,13 +66,13 @@ def choose(
     """Return the positions of the best GPUs of a host on which ``rate`` found some."""
     if need.count == 0:
         return ()
-    chosen = _together(need, free, _ranks(need, free, policy, closed, project_affinity))
+    chosen = _choose_linked(need, free, _ranks(need, free, policy, closed, project_affinity))
     return tuple(rank[3] for rank in chosen)
 
 
 def _ranks(
     need: Need,
-    free: Free,
+    free: HostFree,
     policy: PlacementPolicy,
     closed: Collection[GpuId],
     project_affinity: Collection[GpuId],
@@ -82,49 +82,53 @@ def _ranks(
         return _instance_ranks(need, free, closed)
     plain = need.plain and free.uniform
     ranks = (_plain_ranks if plain else _ordinary_ranks)(need, free, policy, closed)
-    return _drawn_to(project_affinity, ranks, free, policy) if project_affinity else ranks
+    return _with_affinity(project_affinity, ranks, free, policy) if project_affinity else ranks
 
 
-def _drawn_to(
-    project_affinity: Collection[GpuId], ranks: Sequence[Rank], free: Free, policy: PlacementPolicy
+def _with_affinity(
+    project_affinity: Collection[GpuId], ranks: Sequence[Rank], free: HostFree, policy: PlacementPolicy
 ) -> list[Rank]:
     """Lower the cost of the preferred GPUs. Breaking into untouched GPUs still counts before the cost."""
     return [
         (rank[0], rank[1] - policy.affinity_worth, *rank[2:])
-        if free.rooms[rank[3]].gpu.id in project_affinity
+        if free.capacities[rank[3]].gpu.id in project_affinity
         else rank
         for rank in ranks
     ]
 
 
-def _ordinary_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
+def _ordinary_ranks(
+    need: Need, free: HostFree, policy: PlacementPolicy, closed: Collection[GpuId]
+) -> list[Rank]:
     ranks = []
     last = policy.whole_gpus_last and not need.whole
-    for at, room in enumerate(free.rooms):
-        if not need.fits(room) or (closed and room.gpu.id in closed):
+    for at, capacity in enumerate(free.capacities):
+        if not need.fits(capacity) or (closed and capacity.gpu.id in closed):
             continue
-        memory, permille = need.on(room.gpu)
-        left = room.free_bytes - memory
-        after = min(room.free_permille - permille, memory_level(left, room.gpu))
+        memory, permille = need.on(capacity.gpu)
+        left = capacity.free_bytes - memory
+        after = min(capacity.free_permille - permille, memory_level(left, capacity.gpu))
         part = policy.part(free.levels[at], 0 if need.whole else after)
-        part += permille * policy.model(room.gpu.name)
-        untouched = last and room.leases == 0
+        part += permille * policy.model(capacity.gpu.name)
+        untouched = last and capacity.leases == 0
         ranks.append((float(untouched), part, float(left), at))
     return ranks
 
 
-def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collection[GpuId]) -> list[Rank]:
+def _plain_ranks(
+    need: Need, free: HostFree, policy: PlacementPolicy, closed: Collection[GpuId]
+) -> list[Rank]:
     """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
-    gpu = free.rooms[0].gpu
+    gpu = free.capacities[0].gpu
     memory, permille = need.on(gpu)
     last, wanted = policy.whole_gpus_last, permille * policy.model(gpu.name)
     ranks: list[Rank] = []
     seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
-    for at, room in enumerate(free.rooms):
-        compute, left = room.free_permille - permille, room.free_bytes - memory
-        if compute < 0 or left < 0 or room.exclusive or (closed and room.gpu.id in closed):
+    for at, capacity in enumerate(free.capacities):
+        compute, left = capacity.free_permille - permille, capacity.free_bytes - memory
+        if compute < 0 or left < 0 or capacity.exclusive or (closed and capacity.gpu.id in closed):
             continue
-        untouched = last and room.leases == 0
+        untouched = last and capacity.leases == 0
         known = seen.get((compute, left, untouched))
         if known is None:
             part = policy.part(free.levels[at], min(compute, memory_level(left, gpu))) + wanted
@@ -133,19 +137,24 @@ def _plain_ranks(need: Need, free: Free, policy: PlacementPolicy, closed: Collec
     return ranks if memory > 0 else []
 
 
-def _instance_ranks(need: Need, free: Free, closed: Collection[GpuId]) -> list[Rank]:
+def _instance_ranks(need: Need, free: HostFree, closed: Collection[GpuId]) -> list[Rank]:
     """Rank MIG instances: the smallest that is enough comes first, whatever the policy.
 
     Instances are leased whole.
     """
-    fitting = [at for at, room in enumerate(free.rooms) if need.fits(room) and room.gpu.id not in closed]
-    fitting.sort(key=lambda at: best_fit(free.rooms[at].gpu))
+    fitting = [
+        at
+        for at, capacity in enumerate(free.capacities)
+        if need.fits(capacity) and capacity.gpu.id not in closed
+    ]
+    fitting.sort(key=lambda at: best_fit(free.capacities[at].gpu))
     return [
-        (0.0, float(free.rooms[at].gpu.leasable_bytes), float(order), at) for order, at in enumerate(fitting)
+        (0.0, float(free.capacities[at].gpu.leasable_bytes), float(order), at)
+        for order, at in enumerate(fitting)
     ]
 
 
-def _together(need: Need, free: Free, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
+def _choose_linked(need: Need, free: HostFree, ranks: Sequence[Rank]) -> tuple[Rank, ...]:
     """Choose GPUs of one group of fast links, if any group has enough; else of few groups.
 
     Among groups the one wins that breaks into the fewest untouched GPUs, then the smallest: larger groups
@@ -166,19 +175,19 @@ def _broken_into(group: Sequence[Rank]) -> float:
     return sum(rank[0] for rank in group)
 
 
-def _score(need: Need, free: Free, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
+def _score(need: Need, free: HostFree, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
     untouched = part = 0.0
     taken = broken = 0
     for rank in chosen:
         untouched += rank[0]
         part += rank[1]
-        taken += free.levels[rank[3]] if need.whole else need.on(free.rooms[rank[3]].gpu)[1]
+        taken += free.levels[rank[3]] if need.whole else need.on(free.capacities[rank[3]].gpu)[1]
         broken += free.levels[rank[3]] == WHOLE_PERMILLE
     return untouched, part, policy.host(need, free, min(taken, free.total_permille), broken)
 
 
-def _lack(need: Need, free: Free) -> HostReason:
+def _lack(need: Need, free: HostFree) -> HostReason:
     """Return why too few GPUs can take their part."""
-    if need.pinned and not {room.gpu.id for room in free.rooms}.issuperset(need.pinned):
+    if need.pinned and not {capacity.gpu.id for capacity in free.capacities}.issuperset(need.pinned):
         return HostReason.OTHER_HOST
     return HostReason.GPUS

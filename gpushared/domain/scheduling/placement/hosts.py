@@ -36,14 +36,14 @@ def link_groups(gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class HostFree:
     """Hold the free capacity of a host.
 
     Values never change: a decision replaces them, and undoing it brings them back. ``levels``: how much of
     each GPU can still be leased in shares, in permille.
     """
 
-    rooms: tuple[FreeCapacity, ...]
+    capacities: tuple[FreeCapacity, ...]
     cpu_milli: int
     memory_bytes: int
     levels: tuple[int, ...]
@@ -58,19 +58,19 @@ class Free:
     uniform: bool
     """True if the host's GPUs are ordinary and alike, so that an answer for one GPU is the answer for all."""
     twin: int | None = None
-    """A number that all untouched hosts of the same make share; None once the host has given something."""
+    """A number that all untouched hosts with equal features share; None once the host has given something."""
 
 
-def free_of(host: Host, rooms: Sequence[FreeCapacity], twin: int | None = None) -> Free:
-    """Return the free capacity of a host with these rooms, while none of its CPU and memory is taken."""
-    levels = tuple(level_of(room) for room in rooms)
-    return Free(
-        tuple(rooms),
+def free_of(host: Host, capacities: Sequence[FreeCapacity], twin: int | None = None) -> HostFree:
+    """Return the free capacity of a host with these GPUs, while none of its CPU and memory is taken."""
+    levels = tuple(level_of(capacity) for capacity in capacities)
+    return HostFree(
+        tuple(capacities),
         UNLIMITED if host.cpu_milli is None else host.cpu_milli,
         UNLIMITED if host.memory_bytes is None else host.memory_bytes,
         levels,
         sum(levels),
-        max((room.free_permille for room in rooms), default=0),
+        max((capacity.free_permille for capacity in capacities), default=0),
         levels.count(WHOLE_PERMILLE),
         host.link_groups,
         frozenset(gpu.name for gpu in host.gpus),
@@ -79,20 +79,26 @@ def free_of(host: Host, rooms: Sequence[FreeCapacity], twin: int | None = None) 
     )
 
 
-def make_of(host: Host, rooms: Sequence[FreeCapacity]) -> tuple[object, ...]:
-    """Return the features that hosts of the same make share: all that placement reads but the names."""
+def features_of(host: Host, capacities: Sequence[FreeCapacity]) -> tuple[object, ...]:
+    """Return all features that placement reads of a host, but the names: equal hosts have equal features."""
     gpus = tuple(
-        (replace(room.gpu, id=GpuId("")), room.free_bytes, room.free_permille, room.leases, room.exclusive)
-        for room in rooms
+        (
+            replace(capacity.gpu, id=GpuId("")),
+            capacity.free_bytes,
+            capacity.free_permille,
+            capacity.leases,
+            capacity.exclusive,
+        )
+        for capacity in capacities
     )
     return gpus, host.cpu_milli, host.memory_bytes, host.link_groups
 
 
-def level_of(room: FreeCapacity) -> int:
+def level_of(capacity: FreeCapacity) -> int:
     """Return the permille of the GPU that the largest slice could still have; 0 if nothing more may come."""
-    if room.exclusive or room.gpu.trouble is not None:
+    if capacity.exclusive or capacity.gpu.trouble is not None:
         return 0
-    return max(0, min(room.free_permille, memory_level(room.free_bytes, room.gpu)))
+    return max(0, min(capacity.free_permille, memory_level(capacity.free_bytes, capacity.gpu)))
 
 
 def memory_level(free_bytes: int, gpu: Gpu) -> int:
@@ -103,26 +109,26 @@ def memory_level(free_bytes: int, gpu: Gpu) -> int:
     return -(-free_bytes * WHOLE_PERMILLE // max(1, gpu.leasable_bytes))
 
 
-def changed(
-    free: Free, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
-) -> Free:
+def after_grants(
+    free: HostFree, grants: Sequence[tuple[int, Grant, bool]], cpu_milli: int, memory_bytes: int, sign: int
+) -> HostFree:
     """Return the host after grants were taken (``sign`` 1) or given back (-1).
 
     Each entry of ``grants`` has the GPU's position, the grant, and True if nobody else may be on that GPU.
     """
-    rooms, levels = list(free.rooms), list(free.levels)
+    capacities, levels = list(free.capacities), list(free.levels)
     for at, grant, exclusive in grants:
-        change = FreeCapacity.less if sign > 0 else more
-        rooms[at] = change(rooms[at], grant, exclusive=exclusive)
+        change = FreeCapacity.less if sign > 0 else FreeCapacity.more
+        capacities[at] = change(capacities[at], grant, exclusive=exclusive)
     for at in {at for at, _, _ in grants}:
-        levels[at] = level_of(rooms[at])
-    return Free(
-        tuple(rooms),
+        levels[at] = level_of(capacities[at])
+    return HostFree(
+        tuple(capacities),
         free.cpu_milli - sign * cpu_milli,
         free.memory_bytes - sign * memory_bytes,
         tuple(levels),
         sum(levels),
-        max(room.free_permille for room in rooms) if rooms else 0,
+        max(capacity.free_permille for capacity in capacities) if capacities else 0,
         levels.count(WHOLE_PERMILLE),
         free.link_groups,
         free.models,
@@ -136,16 +142,3 @@ def _uniform(gpus: Sequence[Gpu]) -> bool:
         for gpu in gpus
     )
     return ordinary and len({(gpu.name, gpu.leasable_bytes) for gpu in gpus}) == 1
-
-
-def more(room: FreeCapacity, grant: Grant, *, exclusive: bool) -> FreeCapacity:
-    """Return the room without a grant; after an exclusive grant the GPU is open to others again."""
-    return FreeCapacity(
-        room.gpu,
-        room.free_bytes + grant.memory_bytes,
-        room.free_permille + grant.compute_permille,
-        room.leases - 1,
-        room.exclusive and not exclusive,
-        room.stray_bytes,
-        room.apart_from,
-    )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.scheduling.placement.demand_profile import MOST_GPUS, DemandProfile
-from gpushared.domain.scheduling.placement.hosts import UNLIMITED, Free
+from gpushared.domain.scheduling.placement.hosts import UNLIMITED, HostFree
 from gpushared.domain.scheduling.placement.request_shape import Need
 
 FREE_GPU_WEIGHT = 0.02
@@ -25,8 +25,8 @@ GANG_WEIGHT = 0.05
 """An untouched GPU that requests of several can no longer use counts as a twentieth of a stranded one: others
 may still fill it. With more the mean over all lists of ``bench/placement_table.py`` falls."""
 MODEL_WEIGHT = 0.02
-"""A GPU of a model that is asked for as much as there is of it counts as a fiftieth of a stranded one: any
-weight above 0 keeps those who can choose away from it, and a large one only breaks good fits."""
+"""A GPU whose model is in full demand counts as a fiftieth of a stranded one. Any weight above 0 keeps requests
+that may have another model off that GPU; a large weight only breaks good fits."""
 
 AFFINITY_PERMILLE = 300.0
 """The worth is a little more than a quarter of a GPU, a usual size. It outweighs a slice's best fit, but
@@ -62,9 +62,9 @@ class PlacementPolicy(Protocol):
         """Return the cost of leaving ``after`` permille of a GPU that had ``before``."""
 
     def model(self, name: str) -> float:
-        """Return the cost of 1 permille of a GPU of this model, for those who wait for that model alone."""
+        """Return the cost of 1 permille of a GPU of this model, borne by requests that only this model serves."""
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
         """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory.
 
         ``broken``: the number of untouched GPUs among those that are taken.
@@ -83,7 +83,7 @@ class Pack:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return float(free.total_permille - taken)
 
 
@@ -99,7 +99,7 @@ class Spread:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
         return -float(free.total_permille - taken)
 
 
@@ -132,7 +132,7 @@ class Fragmentation:
     def model(self, name: str) -> float:
         return self._wanted.get(name, 0.0)
 
-    def host(self, need: Need, free: Free, taken: int, broken: int) -> float:
+    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
         cost = FREE_GPU_WEIGHT * (free.total_permille - taken)
         if broken:
             untouched = min(free.untouched, MOST_GPUS)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from gpushared.domain.scheduling.placement.gpu_choice import HostReason, Score, rate
-from gpushared.domain.scheduling.placement.hosts import Free
+from gpushared.domain.scheduling.placement.hosts import HostFree
 from gpushared.domain.scheduling.placement.policies import PlacementPolicy
 from gpushared.domain.scheduling.placement.request_shape import Need
 
@@ -17,7 +17,7 @@ Entry = tuple[Score, int]
 class Ranking:
     """Rank the hosts for one kind: each host's cost, the best first, and the counts of refusals by reason."""
 
-    def __init__(self, need: Need, policy: PlacementPolicy, hosts: Sequence[Free]) -> None:
+    def __init__(self, need: Need, policy: PlacementPolicy, hosts: Sequence[HostFree]) -> None:
         self.need = need
         self.policy = policy
         self.seen = 0
@@ -27,7 +27,7 @@ class Ranking:
         self._answers: list[Score | HostReason] = []
         self._rate_all(hosts)
 
-    def _rate_all(self, hosts: Sequence[Free]) -> None:
+    def _rate_all(self, hosts: Sequence[HostFree]) -> None:
         """Rate all hosts.
 
         Hosts in the same state answer alike, and a fleet that is mostly empty has few states. In a fleet that
@@ -55,7 +55,7 @@ class Ranking:
         self.refusals[HostReason.GPUS] += full
         heapify(heap)
 
-    def refresh(self, changed: Iterable[int], hosts: Sequence[Free]) -> None:
+    def refresh(self, changed: Iterable[int], hosts: Sequence[HostFree]) -> None:
         """Rate again the hosts that have changed."""
         for at in changed:
             before = self._answers[at]

@@ -70,20 +70,20 @@ class Need:
             known = self._sizes[gpu.leasable_bytes] = (grant.memory_bytes, grant.compute_permille)
         return known
 
-    def fits(self, room: FreeCapacity) -> bool:
+    def fits(self, capacity: FreeCapacity) -> bool:
         """Return True if the GPU can take its part.
 
-        ``placement.refuse`` is the rule; the code below it is the rule's common case.
+        ``free_capacity.refuse`` is the rule; the code below it is the rule's common case.
         """
-        gpu = room.gpu
-        if (self.models and gpu.name not in self.models) or (self.whole and room.leases):
+        gpu = capacity.gpu
+        if (self.models and gpu.name not in self.models) or (self.whole and capacity.leases):
             return False
         if not self.plain or gpu.exclusive_process or gpu.split or gpu.parent is not None:
-            return refuse(self.request, room) is None
-        if room.exclusive or gpu.trouble is not None:
+            return refuse(self.request, capacity) is None
+        if capacity.exclusive or gpu.trouble is not None:
             return False
         memory, permille = self.on(gpu)
-        return 0 < memory <= room.free_bytes and permille <= room.free_permille
+        return 0 < memory <= capacity.free_bytes and permille <= capacity.free_permille
 
     @property
     def permille(self) -> int:
