@@ -151,7 +151,7 @@ class JobsService:
 
     def __init__(
         self,
-        machine: CoordinatorPort,
+        loop: CoordinatorPort,
         past: JobArchive,
         views: JobViews,
         *,
@@ -163,7 +163,7 @@ class JobsService:
         stop_grace_seconds: int = 10,
     ) -> None:
         self.views = views
-        self._machine = machine
+        self._loop = loop
         self._past = past
         self._presets = presets
         self._check = check
@@ -188,7 +188,7 @@ class JobsService:
         """
         wanted = await self.read(message, owner, origin=origin)
         first, _ = wanted.jobs[0]
-        if first not in self._machine.state.jobs and first not in self._machine.state.ended:
+        if first not in self._loop.state.jobs and first not in self._loop.state.ended:
             await self._check(wanted, owner)
         jobs = await self._keep(wanted, owner)
         array = jobs[0].spec.array if wanted.array is not None else None
@@ -199,7 +199,7 @@ class JobsService:
         after = await read_after(message, lambda word: self._meant(word, owner))
 
         def is_known(job: JobId) -> bool:
-            known = self._machine.state.jobs.get(job) or self._machine.state.ended.get(job)
+            known = self._loop.state.jobs.get(job) or self._loop.state.ended.get(job)
             return known is not None and known.spec.owner.principal == owner.principal
 
         return read_submit(message, owner, after, self._presets(), origin=origin, is_known=is_known)
@@ -210,7 +210,7 @@ class JobsService:
         return await in_batch(message, lambda one: self.submit(one, owner))
 
     async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
-        is_array = is_array_id(reference) or search.array_called(self._machine.state, reference, owner)
+        is_array = is_array_id(reference) or search.array_called(self._loop.state, reference, owner)
         if is_array and (jobs := await self._of_array(reference, owner)):
             return jobs
         return [(await self._find(reference, owner)).id]
@@ -220,7 +220,7 @@ class JobsService:
         found: list[JobId] = []
         asked = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
         while True:
-            page = await search.page(self._machine.state, self._past, asked, owner)
+            page = await search.page(self._loop.state, self._past, asked, owner)
             found += (job.id for job in page.jobs)
             asked = replace(asked, token=page.next_token)
             if not asked.token or len(found) > MAX_AFTER:
@@ -232,7 +232,7 @@ class JobsService:
         events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
         for first in range(0, len(events), AT_ONCE):
             answers = await asyncio.gather(
-                *map(self._machine.send, events[first : first + AT_ONCE]), return_exceptions=True
+                *map(self._loop.send, events[first : first + AT_ONCE]), return_exceptions=True
             )
             kept += [one for one in answers if isinstance(one, Job)]
             refused = next((one for one in answers if isinstance(one, BaseException)), None)
@@ -243,7 +243,7 @@ class JobsService:
 
     async def _take_back(self, jobs: Sequence[Job], owner: Owner) -> None:
         events = (CancelAsked(job.id, owner, 0) for job in jobs if not isinstance(job.state, Ended))
-        await asyncio.gather(*map(self._machine.send, events), return_exceptions=True)
+        await asyncio.gather(*map(self._loop.send, events), return_exceptions=True)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class JobsService:
             token=message.page_token,
         )
         async with self.turn(owner):
-            found = await search.page(self._machine.state, self._past, asked, owner)
+            found = await search.page(self._loop.state, self._past, asked, owner)
             if message.array_id:
                 await self._check_whole(message.array_id, found, owner)
             return jobs_pb2.ListJobsResponse(
@@ -287,7 +287,7 @@ class JobsService:
             left = until - time.monotonic()
             if left <= 0 or isinstance(self._again(job).state, Ended):
                 break
-            await self._machine.job_changed(job.id, left)
+            await self._loop.job_changed(job.id, left)
         return view
 
     async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
@@ -334,7 +334,7 @@ class JobsService:
         return await self._told(JobPriorityAsked(job.id, owner, message.priority), job)
 
     async def _told(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
-        return self.views.job(await self._machine.send(event) or self._again(job))
+        return self.views.job(await self._loop.send(event) or self._again(job))
 
     # --- finding ---------------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class JobsService:
 
     async def _find(self, reference: str, owner: Owner) -> Job:
         try:
-            return await search.find(self._machine.state, self._past, reference, owner)
+            return await search.find(self._loop.state, self._past, reference, owner)
         except NotFound:
             if lacks := self._lacks():
                 raise _not_known_yet(reference, lacks) from None
@@ -354,12 +354,12 @@ class JobsService:
         """Raises Unavailable if the result may lack jobs of the array."""
         if not (lacks := self._lacks()):
             return
-        if found.jobs and self._machine.state.recovering_since is not None:
+        if found.jobs and self._loop.state.recovering_since is not None:
             raise _not_known_yet(array, lacks)
         if not found.jobs:
             await self._find(array, owner)  # a single job's id looks like an array's
 
     def _again(self, job: Job) -> Job:
         """Return the job as it is now."""
-        state = self._machine.state
+        state = self._loop.state
         return state.jobs.get(job.id) or state.ended.get(job.id) or job

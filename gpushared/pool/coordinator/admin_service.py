@@ -61,7 +61,7 @@ class Admin:
 
     def __init__(
         self,
-        machine: AdminLoop,
+        loop: AdminLoop,
         certificates: Certificates,
         troubles: Troubles,
         *,
@@ -74,7 +74,7 @@ class Admin:
         self._store = store
         self._standby = standby
         self._registry = registry
-        self._machine = machine
+        self._loop = loop
         self._certificates = certificates
         self._troubles = troubles
         self._pool = pool
@@ -91,14 +91,14 @@ class Admin:
     async def status(self, _: pool_pb2.PoolStatusRequest, caller: PoolCaller) -> pool_pb2.PoolStatus:
         """Return the coordinator's state."""
         caller.require_admin()
-        state, standby = self._machine.state, self._standby()
+        state, standby = self._loop.state, self._standby()
         status = pool_pb2.PoolStatus(
             role="leader" if standby is None else "standby",
             store="etcd" if isinstance(self._store, SharedStore) else "file",
             pool=self._pool,
             version=gpushared.__version__,
             epoch=state.epoch,
-            revision=self._machine.revision,
+            revision=self._loop.revision,
             phase=phase_of(state),
             awaited_nodes=() if state.settled else state.missing(),
             troubles=(*self._troubles.all(), *map(staleness_claims.told, sorted(state.claimants))),
@@ -134,7 +134,7 @@ class Admin:
             raise RequestError("why is it to be drained?", hint="say so with --reason, for those who wonder")
         if reason is not None and (len(reason) > MAX_REASON or not reason.isprintable()):
             raise RequestError(f"a reason is one line of at most {MAX_REASON} characters")
-        await self._machine.send(NodeDrainAsked(member.name, caller.owner, reason))
+        await self._loop.send(NodeDrainAsked(member.name, caller.owner, reason))
         self._drained(member.name)
         log.info("node=%s drained=%r by=%s", member.name, reason, caller.owner.principal)
         return pool_pb2.NodeAnswer(sentences=[self._drain_sentence(member.name, reason)])
@@ -175,16 +175,16 @@ class Admin:
             raise StateConflict(
                 "this pool has one coordinator", hint="only a pool on an etcd may have several"
             )
-        await self._registry.forget(message.name, self._machine.write)
+        await self._registry.forget(message.name, self._loop.write)
         log.info("coordinator=%s forgotten by=%s", message.name, caller.owner.principal)
         return pool_pb2.CoordinatorForgotten(
             sentence=f"coordinator {message.name} is forgotten; each node learns that when it next connects"
         )
 
     async def _waive(self, member: Member, caller: PoolCaller) -> list[str]:
-        await self._machine.send(NodeForgotten(member.name, caller.owner, only_waive=True))
+        await self._loop.send(NodeForgotten(member.name, caller.owner, only_waive=True))
         log.info("node=%s waived by=%s", member.name, caller.owner.principal)
-        missing = self._machine.state.missing() if not self._machine.state.settled else ()
+        missing = self._loop.state.missing() if not self._loop.state.settled else ()
         waits = f"still waited for: {', '.join(missing)}" if missing else "no other node is waited for"
         return [f"the recovery does not wait for node {member.name} any more", waits]
 
@@ -196,11 +196,11 @@ class Admin:
             sentences.append("its certificate is revoked: to come back it has to join again")
         except NotFound:
             sentences.append("it has no certificate any more")
-        jobs = tuple(self._machine.state.by_node.get(member.name, ()))
-        await self._machine.send(NodeForgotten(member.name, caller.owner))
+        jobs = tuple(self._loop.state.by_node.get(member.name, ()))
+        await self._loop.send(NodeForgotten(member.name, caller.owner))
         log.warning("node=%s forgotten by=%s jobs=%d", member.name, caller.owner.principal, len(jobs))
         if jobs:
-            now = self._machine.state.jobs
+            now = self._loop.state.jobs
             again = sum(isinstance(one.state, Queued) for job in jobs if (one := now.get(job)) is not None)
             were = "one job was" if len(jobs) == 1 else f"{len(jobs)} jobs were"
             sentences.append(f"{were} there; those that wait for another node now: {again}")
@@ -211,10 +211,10 @@ class Admin:
 
         A connection may outlive its machine for a while.
         """
-        return presence(member, self._machine.state, self._machine.now()) is Presence.UNKNOWN
+        return presence(member, self._loop.state, self._loop.now()) is Presence.UNKNOWN
 
     def _member(self, name: str) -> Member:
-        state = self._machine.state
+        state = self._loop.state
         member = state.members.get(NodeName(name))
         awaited = not state.settled and name in state.missing()
         if member is None or (member.forgotten_at is not None and not awaited):
@@ -224,7 +224,7 @@ class Admin:
     def _drain_sentence(self, node: NodeName, reason: str | None) -> str:
         if reason is None:
             return f"node {node} takes work again"
-        running = len(self._machine.state.by_node.get(node, ()))
+        running = len(self._loop.state.by_node.get(node, ()))
         return f"node {node} gets no new work of the pool; jobs that run on there: {running}"
 
 

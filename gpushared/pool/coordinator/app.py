@@ -311,7 +311,7 @@ class PoolDaemon:
         loop.on_new_epoch(link.renew)
         link.standby = trust.callers.standby = self._standby
         trust.on_fall(link.drop)
-        trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
+        trust.anchors_changed = lambda: link.send_trust(trust.guard.trust(renew_now=True))
         owners = LeaseOwners(
             partial(self._job, loop),
             trust.guard.local_owner,

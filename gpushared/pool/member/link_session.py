@@ -309,7 +309,7 @@ class Session:
         ``submit`` and ``cancel`` queue later ones.
         """
         for job in self._backlog:
-            await self._mailbox.room(BUSY)
+            await self._mailbox.wait_until_below(BUSY)
             self.submit(job, old=True)
         for job in self._outbox.cancels():
             self.cancel(job)

@@ -293,7 +293,7 @@ class LinkGuard:
         return self.trust(renew_now=outdated)
 
     def trust(self, *, renew_now: bool) -> link_pb2.NewTrust:
-        """Return the message with the anchors to trust now, for ``LinkService.tell_trust``."""
+        """Return the message with the anchors to trust now, for ``LinkService.send_trust``."""
         return link_pb2.NewTrust(
             anchors=self._authority.anchors_pem,
             generation=self._authority.generation,

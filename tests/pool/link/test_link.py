@@ -182,7 +182,7 @@ async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator
     async with node.running(), asyncio.timeout(20):
         await node.connected()
         members[node.name] = replace(members[node.name], drained_by="root", drain_reason="a new fan")
-        coordinator.link.tell_drain(node.name)
+        coordinator.link.send_drain(node.name)
         first = await told.get()
         node.link.redial()
         again = await told.get()
@@ -421,7 +421,7 @@ async def test_a_node_that_does_not_read_at_all_loses_its_stream_before_memory_i
     async with node.running():
         await node.connected()
         for number in range(MAX_WAITING + 1):
-            coordinator.link.tell(node.name, place(key=AttemptKey(KEY.job, number + 1)))
+            coordinator.link.send_order(node.name, place(key=AttemptKey(KEY.job, number + 1)))
         await hello_of(coordinator.machine, times=2)
 
 
