@@ -49,7 +49,7 @@ from gpushared.jobs.job_records import (
     member_bytes,
     without,
 )
-from gpushared.jobs.job_search import Archive
+from gpushared.jobs.job_search import Archive, known_job
 from gpushared.jobs.standby import Standby
 from gpushared.ports import Clock
 from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
@@ -245,7 +245,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
 
     async def _forgotten(self, jobs: Iterable[JobId]) -> frozenset[JobId]:
         """Return finished jobs that the state no longer knows: it must not take them for new ones."""
-        unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
+        unknown = {job for job in jobs if known_job(self.state, job) is None}
         return await self.archive.over(unknown)
 
     async def _is_over(self, submitted: m.JobSubmitted) -> bool:
@@ -261,7 +261,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         found = [
             await self.archive.get(after.job)
             for after in submitted.spec.after
-            if after.job not in self.state.jobs and after.job not in self.state.ended
+            if known_job(self.state, after.job) is None
         ]
         return replace(submitted, past=tuple(job for job in found if job is not None))
 
@@ -527,7 +527,7 @@ class StepWriter:
 
 
 def _as_it_is(state: PoolState, job: JobId) -> Changes:
-    found = state.jobs.get(job) or state.ended.get(job)
+    found = known_job(state, job)
     return job_changes(found) if found is not None else {JOB + job: None}
 
 

@@ -38,6 +38,7 @@ from gpushared.domain.model.span import milliseconds
 from gpushared.domain.scheduling.projects import may_use
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
+from gpushared.jobs.job_search import known_job
 from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.leader_clock import ClockOfLoop, keep_leader_clock
 from gpushared.jobs.restore import restored
@@ -354,7 +355,7 @@ class PoolDaemon:
         return Standby(self._name, self._shared.doubt_seconds, is_deposed=True)
 
     async def _job(self, loop: PoolLoop, job: JobId) -> Job | None:
-        return loop.state.jobs.get(job) or loop.state.ended.get(job) or await loop.archive.get(job)
+        return known_job(loop.state, job) or await loop.archive.get(job)
 
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
@@ -580,19 +581,15 @@ class JobOrigins:
         self._view = view
 
     def origin_of(self, job: JobId) -> NodeName:
-        found = self._find(job)
+        found = known_job(self._state(), job)
         return HERE if found is None else found.spec.origin
 
     def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
-        found = self._find(job)
+        found = known_job(self._state(), job)
         if found is None:
             return None
         view = self._view(found).SerializeToString()
         return link_pb2.JobUpdate(job=view, over=isinstance(found.state, Ended))
-
-    def _find(self, job: JobId) -> Job | None:
-        state = self._state()
-        return state.jobs.get(job) or state.ended.get(job)
 
 
 def pool_rules_of(config: CoordinatorConfig) -> PoolRules:

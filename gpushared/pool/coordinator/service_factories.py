@@ -116,7 +116,7 @@ class _JobsHandlers:
             presets=lambda: {name: one.ask for name, one in coordinator.config().presets.items()},
             check=self._check,
             notices=self._notices,
-            lacks=lambda: next(iter(self._notices()), ""),
+            why_incomplete=lambda: next(iter(self._notices()), ""),
             simulated=lambda: has_simulated(loop.state),
         )
 
