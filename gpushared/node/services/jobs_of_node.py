@@ -92,7 +92,7 @@ class NodeJobs:
             lambda: local_jobs.loop.state,
             loop.now,
             here=node_name,
-            told=self._told,
+            better_reason=self._told,
             project_of=self._project_of,
         )
         self._own = JobsService(
