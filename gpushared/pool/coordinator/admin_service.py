@@ -334,7 +334,7 @@ class TrustAdmin:
         )
 
     async def _revoke_node(self, node: NodeName, caller: PoolCaller) -> pool_pb2.Revoked:
-        await self._trust.enlisting.expel(node, caller.owner.principal)
+        await self._trust.enrolment.expel(node, caller.owner.principal)
         return pool_pb2.Revoked(
             sentence=f"the certificates of node {node} are revoked: it is cut off until it joins again with "
             f"a token for it; what runs there is kept until: gpushare node forget {node} --is-off"

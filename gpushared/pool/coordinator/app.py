@@ -254,7 +254,7 @@ class PoolDaemon:
                 lambda: pool_rules_of(self._config),
                 self._troubles,
                 name=self._name,
-                noticed=trust.noticed,
+                on_other_change=trust.note_change,
             )
             await self._succession.prepare()
             return loop
@@ -311,7 +311,7 @@ class PoolDaemon:
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
         link.standby = trust.callers.standby = self._standby
-        trust.on_fall(link.drop)
+        trust.on_invalid(link.drop)
         trust.anchors_changed = lambda: link.send_trust(trust.guard.trust(renew_now=True))
         owners = LeaseOwners(
             partial(self._job, loop),
@@ -389,7 +389,7 @@ class PoolDaemon:
         )
         self.users_port, self.nodes_port = users.port, nodes.port
         connections = Connections({users.port, nodes.port}, bounds)
-        callers.met = connections.met
+        callers.note_admitted = connections.note_admitted
         await self._serve_locally(coordinator, services, front, listener, stack)
         for server in (users, nodes):
             await stack.enter_async_context(server.serving(services))

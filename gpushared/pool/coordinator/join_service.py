@@ -62,7 +62,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._trust.callers.check_answers("Join/Sign")
             words = read_join_token(request.token)
             check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
-            signed = await self._trust.enlisting.enlist(request.node, request.csr, words)
+            signed = await self._trust.enrolment.enrol(request.node, request.csr, words)
         except GpushareError as error:
             await self._refuse("Join/Sign", request, _stranger(context), context, error)
         note = f"with the token {words.id}"
@@ -79,7 +79,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
             check_clock(f"node {node.node}", request.now, self._now())
             self._renewals.spend(f"node {node.node}")
-            signed = await self._trust.enlisting.renew(request.csr, node)
+            signed = await self._trust.enrolment.renew(request.csr, node)
         except GpushareError as error:
             await self._refuse("Join/Renew", request, who, context, error)
         self._audit.done("Join/Renew", request, who)

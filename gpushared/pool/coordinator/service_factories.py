@@ -266,7 +266,7 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the services that administrators call, and the one for machines that join."""
     admin = Admin(
         coordinator.loop,
-        coordinator.trust.enlisting,
+        coordinator.trust.enrolment,
         coordinator.troubles,
         pool=coordinator.trust.pool,
         drained=coordinator.link.send_drain,

@@ -43,7 +43,7 @@ from gpushared.ports.job_store import Conflict, JobStore
 log = logging.getLogger(__name__)
 
 Enrolled = Callable[[NodeName, tuple[str, ...]], Awaitable[object]]
-"""``Enlisting`` calls this for each new member with its realms; it returns once the store has the member."""
+"""``NodeEnrolment`` calls this for each new member with its realms; it returns once the store has the member."""
 JOIN_PREFIX = "token/join/"
 JOIN_DEFAULT_SECONDS = 3600
 JOIN_MIN_SECONDS = 60
@@ -61,8 +61,8 @@ class Signed:
     certificate: NodeCertificate
 
 
-class Enlisting:
-    """Make one change at a time, and write each change's small files in a thread."""
+class NodeEnrolment:
+    """Enrol, renew and expel nodes, one change at a time. Threads write the small files."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Enlisting:
         self._shared = shared
         self._turn = asyncio.Lock()
 
-    async def enlist(self, name: str, csr: bytes, words: JoinWords) -> Signed:
+    async def enrol(self, name: str, csr: bytes, words: JoinWords) -> Signed:
         """Enrol the one node of a join token.
 
         Raises PermissionRefused, RequestError, StateConflict, Unavailable.
@@ -118,14 +118,14 @@ class Enlisting:
 
         A name is a realm too: its node may assert the realm's users.
         """
-        again = record.used_at is not None
-        meant = record.node == node
+        is_repeated = record.used_at is not None
+        is_meant = record.node == node
         if node == self._authority.pool:
             raise StateConflict(
                 f"a node cannot be named as the pool, {node}: the pool's own users would be its users",
                 hint="choose another name: gpushare node join --name NAME",
             )
-        if again or meant:
+        if is_repeated or is_meant:
             return
         if self._ledger.member(node) is not None:
             raise StateConflict(

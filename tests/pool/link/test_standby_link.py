@@ -164,7 +164,7 @@ async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
     standing.standby.led_by("", 1)
     async with dialled(coordinator, coordinator.enrol("n1"), "15") as call:
         await until_held(call)
-        await coordinator.trust.enlisting.expel(NodeName("n1"), "root")
+        await coordinator.trust.enrolment.expel(NodeName("n1"), "root")
         coordinator.enrol("n1")
         standing.leads()
         await call.write(hello())

@@ -70,7 +70,7 @@ async def test_whoever_serves_the_link_is_told_once_which_node_fell(
     pool: Coordinator, tmp_path: Path
 ) -> None:
     node, told = await member(pool, tmp_path, "ws3"), []
-    pool.trust.on_fall(lambda name, error: told.append((name, error.message)))
+    pool.trust.on_invalid(lambda name, error: told.append((name, error.message)))
     assert node.membership is not None
     pem = node.membership.certificate.encode()
     assert pool.trust.guard.node_of({"x509_pem_cert": [pem]}) == "ws3"
