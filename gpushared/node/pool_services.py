@@ -93,7 +93,7 @@ class PoolServices:
             time.time,
         )
         self._make_tunnels(runtime_dir, host, orders)
-        room.outbox.teller = self.link
+        room.outbox.sender = self.link
         self._take_up()
 
     def _make_tunnels(self, runtime_dir: Path, host: JobHost, orders: OrderAudit) -> None:
@@ -111,7 +111,7 @@ class PoolServices:
             self._vouch,
             lambda error: error_of(error, "the pool's coordinator"),
         )
-        self.link.guests.open_tunnel = self._ends.open
+        self.link.receivers.open_tunnel = self._ends.open
 
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""

@@ -27,7 +27,7 @@ from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
-from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
+from gpushared.pool.member.node_ports import MessageReceivers, NodeFacts, OrderPort, OutboxPort
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,13 @@ class MemberLink:
         outbox: OutboxPort,
         troubles: Troubles,
         *,
-        guests: Guests | None = None,
+        receivers: MessageReceivers | None = None,
         before_dialling: Callable[[], Awaitable[None]] | None = None,
         retry: Retry | None = None,
         timing: Timing | None = None,
         random: Random | None = None,
     ) -> None:
-        self.guests = guests or Guests()
+        self.receivers = receivers or MessageReceivers()
         self.dial = dial
         self._identity = identity
         self._order_handler = order_handler
@@ -249,13 +249,13 @@ class MemberLink:
                 self._order_handler,
                 self._facts,
                 self._outbox,
-                self.guests,
+                self.receivers,
                 self._timing,
                 self._random,
                 has_others=lambda: addresses.has_others,
                 answered=partial(addresses.answered, address),
             )
-            await session.greet()
+            await session.register()
             self._welcomed(session)
             await session.talk()
         except grpc.aio.AioRpcError as error:

@@ -46,8 +46,8 @@ from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, Tunn
 
 log = logging.getLogger(__name__)
 
-MAX_DOORS = 1024
-MAX_DOORS_PER_USER = 256
+MAX_ENDPOINTS = 1024
+MAX_ENDPOINTS_PER_USER = 256
 MAX_CONNECTIONS_PER_USER = 256
 """Bound the connections of a user over all endpoints, because all users share the daemon's open files."""
 IDLE_SECONDS = 3600.0
@@ -146,7 +146,7 @@ class TunnelEndpoints:
         endpoint = self._endpoints.get(key)
         if endpoint is None:
             of_user = sum(uid == caller.uid for _, _, _, uid in self._endpoints)
-            if len(self._endpoints) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
+            if len(self._endpoints) >= MAX_ENDPOINTS or of_user >= MAX_ENDPOINTS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
             endpoint = self._endpoints[key] = self._made(key, caller)
         endpoint.used_at = asyncio.get_running_loop().time()

@@ -178,7 +178,7 @@ async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator
     node = member_of(coordinator)
     members = coordinator.machine.state.members
     told: asyncio.Queue[link_pb2.DrainNotice] = asyncio.Queue()
-    node.link.guests.drained = told.put_nowait
+    node.link.receivers.drained = told.put_nowait
     async with node.running(), asyncio.timeout(20):
         await node.connected()
         members[node.name] = replace(members[node.name], drained_by="root", drain_reason="a new fan")
