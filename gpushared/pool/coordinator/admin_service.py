@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 NORMAL, SETTLING, RECOVERING = "normal", "settling", "recovering"
 MAX_REASON = 500
 OTHERS_SECONDS = 5.0
+"""Wait this long for the store's answers on other coordinators and on its members."""
 
 
 class AdminLoop(Protocol):
@@ -46,7 +47,7 @@ class AdminLoop(Protocol):
 
 
 class Certificates(Protocol):
-    """Decide who may connect."""
+    """Revoke the certificates of nodes."""
 
     async def expel(self, node: NodeName, by: str) -> None:
         """Revoke the node's certificates. Raises NotFound if the node has none."""
@@ -56,7 +57,7 @@ class Certificates(Protocol):
 class Admin:
     """Handle calls on nodes.
 
-    ``drained`` receives each node that was drained or undrained, and notifies the node.
+    ``send_drain`` sends a node that it was drained or undrained.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Admin:
         troubles: Troubles,
         *,
         pool: str,
-        drained: Callable[[NodeName], None],
+        send_drain: Callable[[NodeName], None],
         store: JobStore,
         standby: Callable[[], Standby | None] = lambda: None,
         registry: CoordinatorRegistry | None = None,
@@ -78,7 +79,7 @@ class Admin:
         self._certificates = certificates
         self._troubles = troubles
         self._pool = pool
-        self._drained = drained
+        self._send_drain = send_drain
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -135,7 +136,7 @@ class Admin:
         if reason is not None and (len(reason) > MAX_REASON or not reason.isprintable()):
             raise RequestError(f"a reason is one line of at most {MAX_REASON} characters")
         await self._loop.send(NodeDrainAsked(member.name, caller.owner, reason))
-        self._drained(member.name)
+        self._send_drain(member.name)
         log.info("node=%s drained=%r by=%s", member.name, reason, caller.owner.principal)
         return pool_pb2.NodeAnswer(sentences=[self._drain_sentence(member.name, reason)])
 
@@ -240,7 +241,7 @@ def _store_member(one: StoreMember) -> pool_pb2.StoreMember:
 
 
 def phase_of(state: PoolState) -> str:
-    """Return the phase: it tells if jobs from before the start may be placed, or what placing waits for."""
+    """Return the word for whether jobs from before the start may be placed yet."""
     if state.settled:
         return NORMAL
     return SETTLING if state.recovering_since is None else RECOVERING
@@ -276,9 +277,9 @@ class TrustAdmin:
             valid_seconds=message.valid_seconds,
         )
         log.info("join token made id=%s node=%s by=%s", record.id, record.node, record.made_by)
-        told = _join_token(record)
-        told.token = str(words)
-        return told
+        answer = _join_token(record)
+        answer.token = str(words)
+        return answer
 
     async def list_join_tokens(
         self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
@@ -301,9 +302,9 @@ class TrustAdmin:
             admins=self._trust.people().admins,
         )
         log.info("API token made id=%s person=%s by=%s", record.id, record.person, record.made_by)
-        told = _api_token(record)
-        told.token = str(words)
-        return told
+        answer = _api_token(record)
+        answer.token = str(words)
+        return answer
 
     async def list_api_tokens(
         self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
@@ -352,13 +353,7 @@ class TrustAdmin:
     async def anchors(self, _: pool_pb2.GetTrustRequest, caller: PoolCaller) -> pool_pb2.Trust:
         """Return the anchors that programs must trust on the users' port. The answer holds no secret."""
         caller.require_admin()
-        authority = self._trust.authority
-        return pool_pb2.Trust(
-            pool=authority.pool,
-            anchors=authority.anchors_pem,
-            generation=authority.generation,
-            now=self._trust.now(),
-        )
+        return self._trust.anchors_message(self._trust.now())
 
 
 def _join_token(record: JoinRecord) -> pool_pb2.JoinToken:

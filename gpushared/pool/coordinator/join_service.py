@@ -23,7 +23,7 @@ from gpushared.storage.audit.line import NOBODY_HERE
 
 RENEWALS = 20
 RENEWALS_PER_SECOND = 1 / 3600
-"""A node needs a renewal in weeks. Each adds a line to the ledger for ever, and others wait for its write."""
+"""A node renews its certificate every few weeks. Each renewal adds a line to the ledger for ever."""
 
 
 class JoinService(pool_pb2_grpc.JoinServicer):
@@ -52,7 +52,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._rates.spend(host_of(context.peer()))
         except GpushareError as error:
             await self._refuse("Join/GetTrust", request, _stranger(context), context, error)
-        return self._told()
+        return self._trust.anchors_message(self._now())
 
     async def Sign(  # noqa: N802 - gRPC's name
         self, request: pool_pb2.SignRequest, context: Context[Any, Any]
@@ -93,15 +93,10 @@ class JoinService(pool_pb2_grpc.JoinServicer):
         await abort(context, error)
 
     def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:
-        return pool_pb2.SignAnswer(certificate=signed.pem, trust=self._told(), node_port=self._node_port())
-
-    def _told(self) -> pool_pb2.Trust:
-        authority = self._trust.authority
-        return pool_pb2.Trust(
-            pool=authority.pool,
-            anchors=authority.anchors_pem,
-            generation=authority.generation,
-            now=self._now(),
+        return pool_pb2.SignAnswer(
+            certificate=signed.pem,
+            trust=self._trust.anchors_message(self._now()),
+            node_port=self._node_port(),
         )
 
 

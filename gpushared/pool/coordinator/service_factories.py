@@ -269,7 +269,7 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
         coordinator.trust.enrolment,
         coordinator.troubles,
         pool=coordinator.trust.pool,
-        drained=coordinator.link.send_drain,
+        send_drain=coordinator.link.send_drain,
         store=coordinator.store,
         standby=coordinator.standby,
         registry=coordinator.registry,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from gpushared.api.v1 import link_pb2
+from gpushared.api.v1 import link_pb2, pool_pb2
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, StateConflict
 from gpushared.net.call_audit import CallAudit
@@ -111,6 +111,15 @@ class PoolTrust:
     @property
     def pool(self) -> str:
         return self.authority.pool
+
+    def anchors_message(self, now: float) -> pool_pb2.Trust:
+        """Return the anchors as ``Join`` and ``PoolAdmin`` answer with them; they are no secret."""
+        return pool_pb2.Trust(
+            pool=self.pool,
+            anchors=self.authority.anchors_pem,
+            generation=self.authority.generation,
+            now=now,
+        )
 
     def members(self) -> dict[NodeName, LedgerMember]:
         """Return all enrolled nodes that were not expelled, also nodes that the store has forgotten."""
