@@ -16,7 +16,7 @@ from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import GpushareError, TimedOut
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import SIGN_OF_LIFE
-from gpushared.jobs.leader_clock import continued
+from gpushared.jobs.leader_clock import clock_after_last_leader
 from gpushared.jobs.restore import restored
 from gpushared.jobs.standby import Standby
 from gpushared.jobs.store_follower import StoreFollower
@@ -140,7 +140,7 @@ class Succession:
 
     async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
         """Make the followed state the loop's own, as soon as it has all that earlier leaders wrote."""
-        clock = await continued(self._store, self._clock)
+        clock = await clock_after_last_leader(self._store, self._clock)
         enrolled = await members(epoch, clock.ahead())
         revision = await self._store.commit(Transaction(epoch, {SIGN_OF_LIFE: b""}))
         try:
@@ -185,7 +185,7 @@ class Succession:
         """Return the seconds that it took to make the state, without those in which etcd was asked."""
         at = self._store.heard_at
         stored = await self._follower.stored()
-        clock = await continued(self._store, self._clock)
+        clock = await clock_after_last_leader(self._store, self._clock)
 
         def make_state() -> PoolState:
             return restore(

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PART = "pool"
 CLOCK_PART = "pool-clock"
 AWAY_SECONDS = 15.0
-"""The loss of a link for a shorter time is no trouble."""
+"""Raise a trouble only if the link is lost for longer."""
 MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
 """Certificates and users' assertions tolerate this difference."""
 
@@ -116,7 +116,7 @@ class MemberLink:
         self._round = AddressRound(dial.addresses)
         self._all_failed = False
         self._known_epoch = 0
-        """Hold the newest epoch that a coordinator has told."""
+        """Hold the newest epoch that a coordinator has named."""
         self._silent = ""
         """Hold the address of the coordinator that fell silent while it led."""
         self._logged: set[str] = set()
