@@ -154,16 +154,17 @@ def _image(message: jobs_pb2.SubmitRequest) -> str:
     if not message.image and not message.interactive:
         raise RequestError("no image was named", hint="say which image the container is to be made of")
     if len(message.image) > MAX_IMAGE or not message.image.isprintable():
-        raise RequestError(f"{shown(message.image)} is not an image")
+        raise RequestError(f"{shown(message.image)} is not an image", hint="name it as for docker run")
     return message.image
 
 
 def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
     """Return the create body to store, and True if the container must be removed. Raises RequestError."""
     body = _object(message.create_body, "the create body")
-    if (said := body.get("Image")) != message.image:
+    if (image := body.get("Image")) != message.image:
         raise RequestError(
-            f"the create body is of the image {shown(str(said))}, and the job of {shown(message.image)}"
+            f"the create body is of the image {shown(str(image))}, and the job of {shown(message.image)}",
+            hint="name the same image in both",
         )
     host = body.get("HostConfig")
     host = {} if host is None else host
@@ -210,7 +211,9 @@ def _name(text: str) -> str:
 
 def _short(text: str, what: str) -> str:
     if len(text) > MAX_NAME or not text.isprintable():
-        raise RequestError(f"{shown(text)} is not a {what}")
+        raise RequestError(
+            f"{shown(text)} is not a {what}", hint=f"use at most {MAX_NAME} printable characters"
+        )
     return text
 
 

@@ -53,6 +53,13 @@ class TunnelLink(Protocol):
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None: ...
 
 
+def _node_went_away() -> Unavailable:
+    return Unavailable(
+        "the tunnel's node went away",
+        hint="`gpushare nodes` tells whether it is connected; the job goes on there meanwhile",
+    )
+
+
 class Pipe:
     """Read and write one end of a tunnel; the other end is on the node."""
 
@@ -65,7 +72,7 @@ class Pipe:
         try:
             data = await self._context.read()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the tunnel's node went away") from error
+            raise _node_went_away() from error
         if isinstance(data, Frame):
             return data
         if not isinstance(data, link_pb2.TunnelData):
@@ -79,7 +86,7 @@ class Pipe:
         try:
             await self._context.write(data)
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the tunnel's node went away") from error
+            raise _node_went_away() from error
 
 
 @dataclass(slots=True)
@@ -157,7 +164,7 @@ class Tunnels:
         await context.send_initial_metadata(())
         awaited = self._awaited.get(opening.tunnel_id)
         if awaited is None or awaited.came.done():
-            raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")
+            raise NotFound("nobody waits for this tunnel", hint="its client has gone")
         if awaited.node != node:
             log.warning("node=%s called for a tunnel to node=%s", node, awaited.node)
             raise PermissionRefused(f"this tunnel is not to node {node}")
@@ -185,7 +192,7 @@ async def splice(context: UserContext, pipe: Pipe, *, outlives_calls: bool = Fal
             has_ended = has_ended or data.end
             await context.write(data if isinstance(data, Frame) else _chunk(data))
         if not has_ended:
-            raise Unavailable("the tunnel's node went away")
+            raise _node_went_away()
     finally:
         upwards.cancel()
         await asyncio.gather(upwards, return_exceptions=True)

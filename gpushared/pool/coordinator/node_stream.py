@@ -238,7 +238,10 @@ class NodeStream:
             async with asyncio.timeout(timeout_seconds):
                 return await answer
         except TimeoutError:
-            raise TimedOut(f"node {self.node} did not answer in {timeout_seconds:.0f} s") from None
+            raise TimedOut(
+                f"node {self.node} did not answer in {timeout_seconds:.0f} s",
+                hint="`gpushare nodes` tells whether it is connected",
+            ) from None
         finally:
             self._questions.pop(number, None)
 

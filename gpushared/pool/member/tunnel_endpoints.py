@@ -213,7 +213,11 @@ class TunnelEndpoints:
             return
         if self._open[uid] >= MAX_CONNECTIONS_PER_USER:
             await _refuse(
-                sock, LimitReached(f"{endpoint.caller.name} has too many connections to other nodes")
+                sock,
+                LimitReached(
+                    f"{endpoint.caller.name} has too many connections to other nodes",
+                    hint="close some attached clients",
+                ),
             )
             sock.close()
             return
@@ -298,7 +302,9 @@ class TunnelEndpoints:
                 log.debug("tunnel to job=%s is not there yet: %s", endpoint.first.job_id, error)
                 continue
             except TimeoutError:
-                raise Unavailable("the coordinator was away for too long") from None
+                raise Unavailable(
+                    "the coordinator was away for too long", hint="run the command again; the job goes on"
+                ) from None
             backoff.after_success()
             self._is_back.set()
             self._is_back = asyncio.Event()
@@ -380,7 +386,9 @@ async def _count(call: Call) -> int:
         return message.received
     call.cancel()
     if isinstance(message, jobs_pb2.TunnelChunk) and message.over:
-        raise NotFound("the node does not have this connection any more")
+        raise NotFound(
+            "the node does not have this connection any more", hint="run the command again; the job goes on"
+        )
     raise Unavailable("the coordinator ended the call")
 
 
