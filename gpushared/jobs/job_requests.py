@@ -54,7 +54,7 @@ REQUEST_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedJobs:
     """Hold the jobs of one request. ``array`` is None for a single job."""
 
     jobs: tuple[tuple[JobId, JobSpec], ...]
@@ -71,7 +71,7 @@ def read_submit(
     *,
     origin: NodeName = HERE,
     is_known: Callable[[JobId], bool] = lambda _: False,
-) -> Wanted:
+) -> RequestedJobs:
     """Read and check a request. ``after`` are the jobs of ``message.after``.
 
     ``is_known`` returns True if the owner has a job of that id. Raises RequestError, NotFound.
@@ -88,7 +88,7 @@ def read_submit(
     spec = _spec(message, request, owner, after, origin)
     if not numbers:
         job = id_for(owner.principal, spec.request_id, is_known)
-        return Wanted(((job, spec),), None, message.lease.held, request.priority)
+        return RequestedJobs(((job, spec),), None, message.lease.held, request.priority)
     _check_array_bytes(len(numbers), len(spec.body))
     base = id_for(owner.principal, spec.request_id, lambda array: is_known(id_in_array(array, numbers[0])))
     spec = replace(spec, array=base, array_limit=limit)
@@ -99,7 +99,7 @@ def read_submit(
         )
         for number in numbers
     )
-    return Wanted(jobs, base, message.lease.held, request.priority)
+    return RequestedJobs(jobs, base, message.lease.held, request.priority)
 
 
 def _check_array_bytes(jobs: int, body_bytes: int) -> None:

@@ -30,7 +30,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown
 from gpushared.jobs import job_search as search
-from gpushared.jobs.job_requests import Wanted, is_array_id, read_submit
+from gpushared.jobs.job_requests import RequestedJobs, is_array_id, read_submit
 from gpushared.jobs.job_search import JobArchive, JobQuery
 from gpushared.jobs.job_views import OVER, JobViews
 from gpushared.net.intake import Admitted, CallerTurns
@@ -48,7 +48,7 @@ LONG_SECONDS = 30.0
 """A call that reads much waits this long for its turn."""
 SHOWN_AT_ONCE = 16
 """Render this many jobs of a list before other tasks run."""
-Check = Callable[[Wanted, Owner], Awaitable[None]]
+Check = Callable[[RequestedJobs, Owner], Awaitable[None]]
 """Raises an error for a job that could never run, before the job is stored."""
 
 
@@ -64,7 +64,7 @@ class CoordinatorPort(Protocol):
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
 
 
-async def _no_check(wanted: Wanted, owner: Owner) -> None:
+async def _no_check(wanted: RequestedJobs, owner: Owner) -> None:
     pass
 
 
@@ -194,7 +194,9 @@ class JobsService:
         array = jobs[0].spec.array if wanted.array is not None else None
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
 
-    async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
+    async def read(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
+    ) -> RequestedJobs:
         """Read the jobs of a request and check them on their own; nothing is stored."""
         after = await read_after(message, lambda word: self._jobs_named(word, owner))
 
@@ -229,7 +231,7 @@ class JobsService:
             if not query.token or len(found) > MAX_AFTER:
                 return found
 
-    async def _store(self, wanted: Wanted, owner: Owner) -> list[Job]:
+    async def _store(self, wanted: RequestedJobs, owner: Owner) -> list[Job]:
         """Store the jobs durably. If one job of an array is refused, cancel the jobs before it."""
         stored: list[Job] = []
         events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]

@@ -38,7 +38,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredState:
     """Hold all unfinished jobs and the newest finished ones. ``recovering``: a recovery was under way."""
 
     revision: int
@@ -48,14 +48,14 @@ class Stored:
     recovering: bool
 
 
-async def load(store: JobStore, ended_kept: int) -> Stored:
+async def load(store: JobStore, ended_kept: int) -> StoredState:
     """Read the store. Raises the store's errors, and StoreUnavailable for an unreadable record."""
     live = await load_jobs(store)
     over = await newest_over(store, ended_kept)
     over += await awaited(store, live, {job.id for job in over})
     members, accounts = await load_members(store), await load_accounts(store)
     mark = await store.load(RECOVERING)
-    return Stored(
+    return StoredState(
         revision=mark.revision,
         jobs=(*live, *over),
         members=members,
@@ -86,7 +86,7 @@ async def restored(
     ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
     is_behind: bool | None = None,
-    followed: Stored | None = None,
+    followed: StoredState | None = None,
 ) -> PoolState:
     """Read the state of a coordinator that leads with ``epoch``, and store what this changes.
 
@@ -119,13 +119,13 @@ async def restored(
     return state
 
 
-def _not_in_store(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+def _not_in_store(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
     """Return the members that have a certificate and are not in the store."""
     known = {member.name for member in stored.members}
     return [member for member in enrolled if member.name not in known]
 
 
-def _forgotten_for_good(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+def _forgotten_for_good(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
     """Return forgotten members without a certificate: they have not come back and can report nothing.
 
     A recovery would wait for them for ever.
@@ -144,7 +144,7 @@ def _excuse(forgotten: Iterable[Member], state: PoolState) -> list[Member]:
     return found
 
 
-def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> list[Changes]:
+def _changes(stored: StoredState, state: PoolState, members: Iterable[Member]) -> list[Changes]:
     """Return the changes to the store: these members, and the recovery mark if it changed."""
     changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
     if (state.recovering_since is not None) != stored.recovering:
@@ -152,7 +152,7 @@ def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> lis
     return changes
 
 
-def _has_lost_records(stored: Stored, not_in_store: Sequence[Member], *, is_behind: bool | None) -> bool:
+def _has_lost_records(stored: StoredState, not_in_store: Sequence[Member], *, is_behind: bool | None) -> bool:
     """Return True if the store has less than it once had, and log that.
 
     If the store is as far as it ever was, the coordinator had just signed these members' certificates when it ended.

@@ -24,7 +24,7 @@ from gpushared.jobs.job_records import (
     read_job,
     read_member,
 )
-from gpushared.jobs.restore import Stored, awaited, load_accounts, load_jobs, load_members, newest_over
+from gpushared.jobs.restore import StoredState, awaited, load_accounts, load_jobs, load_members, newest_over
 from gpushared.ports.job_store import Conflict, Record, SharedStore, StoreChange
 
 log = logging.getLogger(__name__)
@@ -102,14 +102,14 @@ class StoreFollower:
         except TimeoutError:
             raise TimedOut(f"the store was not followed up to revision {revision} in {seconds:g} s") from None
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoredState:
         """Return the store as it was followed so far. Raises the store's errors."""
         live = tuple(self._jobs.values())
         over = tuple(self._over.values())
         members, revision, recovering = tuple(self._members.values()), self.revision, self._recovering
         accounts = await asyncio.to_thread(read_accounts, dict(self._accounts))
         over += tuple(await awaited(self._store, live, {job.id for job in over}))
-        return Stored(revision, (*live, *over), members, accounts, recovering)
+        return StoredState(revision, (*live, *over), members, accounts, recovering)
 
     def _apply(self, change: StoreChange) -> None:
         """Apply one change. Raises StoreUnavailable for a record of another version."""

@@ -32,7 +32,7 @@ from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.jobs import store_follower
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import ENDED, JOB, RECOVERING, job_changes
-from gpushared.jobs.restore import Stored, load, restored
+from gpushared.jobs.restore import StoredState, load, restored
 from gpushared.jobs.store_follower import StoreFollower
 from gpushared.ports.job_store import SharedStore, StoreUnavailable, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
@@ -98,7 +98,7 @@ def by_name(members: tuple[object, ...]) -> dict[str, object]:
     return {one.name: one for one in members}  # type: ignore[attr-defined]
 
 
-def facts(stored: Stored, pool: Pool) -> tuple[dict[JobId, Job], dict[JobId, Job]]:
+def facts(stored: StoredState, pool: Pool) -> tuple[dict[JobId, Job], dict[JobId, Job]]:
     """The jobs that a coordinator remembers."""
     state = restore(
         FEW,

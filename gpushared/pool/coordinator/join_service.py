@@ -16,7 +16,7 @@ from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import Context, abort
 from gpushared.net.limits import Rates, host_of
 from gpushared.pool.trust.certificates import check_clock
-from gpushared.pool.trust.node_enrolment import Signed
+from gpushared.pool.trust.node_enrolment import SignedCertificate
 from gpushared.pool.trust.token_records import read_join_token
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.storage.audit.line import NOBODY_HERE
@@ -92,7 +92,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._audit.refused(name, request, who, error)
         await abort(context, error)
 
-    def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:
+    def _answer(self, signed: SignedCertificate) -> pool_pb2.SignAnswer:
         return pool_pb2.SignAnswer(
             certificate=signed.pem,
             trust=self._trust.anchors_message(self._now()),

@@ -27,7 +27,7 @@ from gpushared.domain.jobs.member import Presence
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
-from gpushared.jobs.job_requests import Wanted
+from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
@@ -137,7 +137,7 @@ class _JobsHandlers:
             "Nodes": _for(Scope.READ, self._nodes),
         }
 
-    async def _check(self, wanted: Wanted, _: Owner) -> None:
+    async def _check(self, wanted: RequestedJobs, _: Owner) -> None:
         """Raise PermissionRefused for a target of notifications that the pool does not allow."""
         targets = wanted.jobs[0][1].request.notify
         if targets:

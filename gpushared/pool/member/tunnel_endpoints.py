@@ -89,7 +89,7 @@ class Tunnel(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Ready:
+class _ReadyTunnel:
     """Hold a tunnel that nobody uses yet."""
 
     tunnel: Tunnel
@@ -106,7 +106,7 @@ class _Endpoint:
     accepting: asyncio.Task[None] | None = None
     open: int = 0
     used_at: float = 0.0
-    ready: deque[_Ready] = field(default_factory=deque)
+    ready: deque[_ReadyTunnel] = field(default_factory=deque)
 
 
 class TunnelEndpoints:
@@ -233,7 +233,7 @@ class TunnelEndpoints:
     async def _tunnel(self, endpoint: _Endpoint, sock: socket.socket) -> None:
         stream: TunnelStream | None = None
         try:
-            tunnel = self._taken(endpoint) or await self._opened(endpoint)
+            tunnel = self._take_ready(endpoint) or await self._opened(endpoint)
             stream = TunnelStream(sock, opened_here=True)
             try:
                 await _carry(stream, tunnel.call)
@@ -336,7 +336,7 @@ class TunnelEndpoints:
     async def _keep_ready(self, endpoint: _Endpoint) -> None:
         """Keep a tunnel ready until a client takes it, or until no client took it for a while."""
         try:
-            ready = _Ready(await self._opened(endpoint))
+            ready = _ReadyTunnel(await self._opened(endpoint))
             endpoint.ready.append(ready)
             try:
                 async with asyncio.timeout(READY_SECONDS):
@@ -350,7 +350,7 @@ class TunnelEndpoints:
         finally:
             self._ready[endpoint.caller.uid] -= 1
 
-    def _taken(self, endpoint: _Endpoint) -> Tunnel | None:
+    def _take_ready(self, endpoint: _Endpoint) -> Tunnel | None:
         """Take a ready tunnel that did not fail meanwhile, or return None."""
         while endpoint.ready:
             ready = endpoint.ready.popleft()

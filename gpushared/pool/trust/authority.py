@@ -75,7 +75,7 @@ class Authority:
     # --- the folder ------------------------------------------------------------------------------------
 
     @classmethod
-    def found(cls, folder: Path, pool: str, now: float) -> Authority:
+    def create(cls, folder: Path, pool: str, now: float) -> Authority:
         """Create an authority.
 
         Raises StateConflict if the folder has one, RequestError for a bad pool name.

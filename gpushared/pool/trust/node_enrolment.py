@@ -54,7 +54,7 @@ _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedCertificate:
     """Hold a certificate that is durable and may be sent."""
 
     pem: bytes
@@ -89,7 +89,7 @@ class NodeEnrolment:
         self._shared = shared
         self._turn = asyncio.Lock()
 
-    async def enrol(self, name: str, csr: bytes, words: JoinWords) -> Signed:
+    async def enrol(self, name: str, csr: bytes, words: JoinWords) -> SignedCertificate:
         """Enrol the one node of a join token.
 
         Raises PermissionRefused, RequestError, StateConflict, Unavailable.
@@ -144,7 +144,7 @@ class NodeEnrolment:
                 hint=f"say that this one is meant: gpushare pool token --node {node}",
             )
 
-    async def renew(self, csr: bytes, before: NodeCertificate) -> Signed:
+    async def renew(self, csr: bytes, before: NodeCertificate) -> SignedCertificate:
         """Sign a new certificate for a node that has one. Raises RequestError, Unavailable."""
         async with self._turn:
             self._certificate_status.check(before, self._now())
@@ -152,13 +152,15 @@ class NodeEnrolment:
             realms = before.realms if member is None else member.realms
             return await self._sign(csr, before.node, realms, "")
 
-    async def _sign(self, csr: bytes, node: NodeName, realms: frozenset[str], token: str) -> Signed:
+    async def _sign(
+        self, csr: bytes, node: NodeName, realms: frozenset[str], token: str
+    ) -> SignedCertificate:
         """Sign a node's certificate, and record it in the ledger before anybody gets it."""
         now = self._now()
         pem = pem_of(await asyncio.to_thread(self._authority.sign_node, csr, node, realms, now))
         certificate = read_node_certificate(pem)
         await self._write(issued_line(certificate, now, token=token))
-        return Signed(pem, certificate)
+        return SignedCertificate(pem, certificate)
 
     async def expel(self, node: NodeName, by: str) -> None:
         """Revoke all certificates of the node; its streams end. Raises NotFound, Unavailable."""

@@ -130,7 +130,7 @@ class Coordinator:
 
     def __init__(self, folder: Path, pool: str = "lab") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        Authority.found(folder / CA_FOLDER, pool, time.time())
+        Authority.create(folder / CA_FOLDER, pool, time.time())
         self.machine = Machine()
         self.beat_seconds = 0.05
         self.jobs = Jobs()

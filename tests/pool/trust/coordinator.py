@@ -167,7 +167,7 @@ async def coordinator(
     """Founded where there is none yet."""
     clock = Clock()
     if not (folder / CA_FOLDER).exists():
-        Authority.found(folder / CA_FOLDER, POOL, founded_at or clock())
+        Authority.create(folder / CA_FOLDER, POOL, founded_at or clock())
     store = SqliteStore(folder / "pool.db")
     epoch = await store.lead()
     made = Coordinator(None, clock, 0, 0, dict(users or {}))  # type: ignore[arg-type]  # follows

@@ -128,7 +128,7 @@ def world() -> StoreWorld:
 @pytest.fixture
 async def first(tmp_path: Path, world: StoreWorld) -> Coordinator:
     """It leads."""
-    Authority.found(tmp_path / "a" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "a" / CA_FOLDER, POOL, time.time())
     made = coordinator(tmp_path / "a", world, "a")
     await made.lead()
     return made
@@ -320,7 +320,7 @@ async def test_one_that_leads_does_not_read_what_it_writes(
 @pytest.fixture
 async def old(tmp_path: Path, world: StoreWorld) -> Coordinator:
     """A coordinator with a record in a file, which does not lead yet: the store is new."""
-    Authority.found(tmp_path / "old" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "old" / CA_FOLDER, POOL, time.time())
     made = coordinator(tmp_path / "old", world, "old")
     for number in range(300):
         certificate = read_node_certificate(
@@ -511,10 +511,10 @@ async def test_an_authority_that_was_changed_in_the_store_is_not_taken(
 
 
 async def test_the_authority_of_another_pool_is_not_taken(tmp_path: Path, world: StoreWorld) -> None:
-    Authority.found(tmp_path / "a" / CA_FOLDER, "vision", time.time())
+    Authority.create(tmp_path / "a" / CA_FOLDER, "vision", time.time())
     other = coordinator(tmp_path / "a", world, "a")
     await other.lead()
-    Authority.found(tmp_path / "b" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "b" / CA_FOLDER, POOL, time.time())
     shutil.copy(tmp_path / "a" / CA_FOLDER / KEY_FILE, tmp_path / "b" / CA_FOLDER)
     here = coordinator(tmp_path / "b", world, "b")
     with pytest.raises(ConfigError, match="is of the pool vision, and the one here of lab"):
