@@ -199,13 +199,13 @@ async def test_an_older_node_is_freed_from_its_shares_of_the_pools_limits(
     older = json.dumps({**report, "allowed": {"revision": 7, "wants": []}}).encode()
     monkeypatch.setattr(codec, "free_bytes", lambda _: older)
     heard: asyncio.Queue[link_pb2.Down] = asyncio.Queue()
-    read = Session._heard
+    read = Session._handle
 
     async def hear(session: Session, message: link_pb2.Down) -> None:
         heard.put_nowait(message)
         await read(session, message)
 
-    monkeypatch.setattr(Session, "_heard", hear)
+    monkeypatch.setattr(Session, "_handle", hear)
     async with node.running():
         await node.connected()
         while (message := await heard.get()).WhichOneof("what") != "allowance":
