@@ -116,7 +116,8 @@ async def test_a_retired_coordinator_is_forgotten_and_nodes_are_told_of_it_no_mo
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "told"), [("a", StateConflict, "a runs"), ("z", NotFound, "there is no coordinator 'z'")]
+    ("name", "error", "told"),
+    [("a", StateConflict, "a runs"), ("z", NotFound, "there is no coordinator 'z'")],
 )
 async def test_neither_one_that_runs_nor_an_unknown_one_is_forgotten(
     world: StoreWorld, name: str, error: type[GpushareError], told: str
