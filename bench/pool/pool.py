@@ -97,7 +97,7 @@ def pool_of(nodes: int, *, settled: bool = False) -> Iterator[Pool]:
 
 def _enrol(pool: Pool) -> None:
     folder, now = pool.home / "s" / CA_FOLDER, time.time()
-    authority = Authority.found(folder, "bench", now)
+    authority = Authority.create(folder, "bench", now)
     ledger = SignatureLog(folder / LEDGER_FILE)
     made = {}
     for name in pool.names:

@@ -1,7 +1,7 @@
-"""Run the coordinator's loop: the one place where the pool's state changes, and where its changes are stored.
+"""Run the coordinator's loop: only here the pool's state changes, and its changes are stored.
 
-Events come in through ``send``. The loop writes a batch of events in as few transactions as hold it, so that
-a step may become true before a later step of the same batch.
+Events come in through ``send``. The loop writes a batch of events in as few transactions as possible. A step
+therefore may take effect before a later step of the same batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from gpushared.daemon.troubles import Troubles
 from gpushared.daemon.write_ahead_loop import MAX_PENDING, SentEvent, WriteAheadLoop, within
-from gpushared.domain.jobs import coordinator_events as m
+from gpushared.domain.jobs import coordinator_events as events
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle
 from gpushared.domain.jobs.coordinator_rules import PoolRules
@@ -50,7 +50,7 @@ from gpushared.jobs.job_records import (
     member_bytes,
     without,
 )
-from gpushared.jobs.job_search import Archive
+from gpushared.jobs.job_search import Archive, known_job
 from gpushared.jobs.standby import Standby
 from gpushared.ports import Clock
 from gpushared.ports.job_store import Deposed, JobStore, StoreUnavailable, Transaction
@@ -64,7 +64,7 @@ RETRY_SECONDS = 1.0
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 8.0
 SLOW_WRITE_SECONDS = 1.0
-"""Say that the store is slow after a write that took longer."""
+"""Raise the trouble ``SLOW_STORE`` after a write that took longer."""
 SLOW_STORE = "slow store"
 DAY_TIME_SECONDS = 1.0
 PASS_SHARE = 4
@@ -72,14 +72,14 @@ PASS_SHARE = 4
 PASS_PAUSE_SECONDS = 0.001
 """Wait at least this long, so that one pass handles events that come together."""
 
-Subscriber = Callable[[m.PoolInstruction], None]
+Subscriber = Callable[[events.PoolInstruction], None]
 
 
-_Sent = SentEvent[m.PoolEvent, PoolStep]
+_Sent = SentEvent[events.PoolEvent, PoolStep]
 
 
-class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
-    """Own the pool's state, and alone write its records; other parts write theirs with ``write``."""
+class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
+    """Own the pool's state, and write its records. Other parts write their own records with ``write``."""
 
     def __init__(self, state: PoolState, store: JobStore, clock: Clock, troubles: Troubles) -> None:
         """The store leads already, with ``state.epoch``, unless ``standby`` is set before the loop runs."""
@@ -94,7 +94,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self._store = store
         self._troubles = troubles
         self._epoch = state.epoch
-        self._rest_until = 0.0
+        self._no_pass_until = 0.0
         self._writer = StepWriter(state)
         self._subscribers: list[Subscriber] = []
         self._on_new_epoch: list[Callable[[], None]] = []
@@ -102,26 +102,26 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self._job_changed: WeakValueDictionary[JobId, asyncio.Event] = WeakValueDictionary()
         self._healing: asyncio.Task[None] | None = None
 
-    # --- for everybody ---------------------------------------------------------------------------------
+    # --- for other parts -------------------------------------------------------------------------------
 
-    async def send(self, event: m.PoolEvent) -> Job | None:
+    async def send(self, event: events.PoolEvent) -> Job | None:
         """Handle and write the event, and return its job as it then is. Raises errors of the tree."""
-        if isinstance(event, m.JobSubmitted):
+        if isinstance(event, events.JobSubmitted):
             if await self._is_over(event):
-                return await self._over(event.job, event.spec.owner)
+                return await self._finished_job(event.job, event.spec.owner)
             if event.spec.after:
                 event = await self._with_past(event)
-        elif isinstance(event, m.NodeRegistered):
+        elif isinstance(event, events.NodeRegistered):
             event = await self._without_forgotten(event)
         return await self._handled(event)
 
-    async def take(self, event: m.PoolEvent, most_pending: int = MAX_PENDING) -> PoolStep:
+    async def take(self, event: events.PoolEvent, most_pending: int = MAX_PENDING) -> PoolStep:
         if self.standby is not None:
             raise self.standby.refusal()
         return await super().take(event, most_pending)
 
-    async def _handled(self, event: m.PoolEvent) -> Job | None:
-        if isinstance(event, m.JobSubmitted):
+    async def _handled(self, event: events.PoolEvent) -> Job | None:
+        if isinstance(event, events.JobSubmitted):
             return (await self.take(event, MAX_PENDING_SUBMITTED)).job
         return (await self.take(event)).job
 
@@ -179,7 +179,8 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         self.follow(state, clock)
         if standby is not None:
             standby.end()
-        self._pending.put_nowait(self._sent(m.PoolTick()))  # the loop has no time to look again yet
+        # The loop waits without a time limit while it stands by: wake it, so that it sets one.
+        self._pending.put_nowait(self._sent(events.PoolTick()))
 
     def _wake_all(self) -> None:
         for event in list(self._job_changed.values()):
@@ -198,20 +199,20 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         """Return the newest epoch; the state's epoch follows with its next change."""
         return self._epoch
 
-    # --- its life --------------------------------------------------------------------------------------
+    # --- running ---------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the loop and its side tasks while the block runs."""
-        beside = [asyncio.create_task(self._follow_day_time(), name="time of day")]
+        side_tasks = [asyncio.create_task(self._follow_day_time(), name="time of day")]
         try:
             async with super().running():
                 yield
         finally:
-            beside += [self._healing] if self._healing is not None else []
-            for task in beside:
+            side_tasks += [self._healing] if self._healing is not None else []
+            for task in side_tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*side_tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         try:
@@ -221,35 +222,35 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             raise
 
     async def _first_of_batch(self) -> _Sent:
-        """Return the next event, or a tick when the state is due for another look."""
+        """Return the next event, or a tick once the state is due for one."""
         try:
-            async with asyncio.timeout(self._seconds_to_look()):
+            async with asyncio.timeout(self._seconds_to_next_tick()):
                 return await self._pending.get()
         except TimeoutError:
-            return self._sent(m.PoolTick())
+            return self._sent(events.PoolTick())
 
     async def _follow_day_time(self) -> None:
-        """Update the state when people have set the clock, because times of day follow that clock."""
+        """Update the state when the machine's time of day was set."""
         while True:
             await asyncio.sleep(DAY_TIME_SECONDS)
             if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
                 with contextlib.suppress(GpushareError):
-                    await self._handled(m.PoolDayTimeSet(ahead))
+                    await self._handled(events.PoolDayTimeSet(ahead))
 
-    def _seconds_to_look(self) -> float | None:
+    def _seconds_to_next_tick(self) -> float | None:
         if self.standby is not None:
             return None
         at = self.state.look_again_at
-        return None if at == NEVER else max(0.0, max(at, self._rest_until) - self._clock.now())
+        return None if at == NEVER else max(0.0, max(at, self._no_pass_until) - self._clock.now())
 
-    # --- what the state does not remember any more ----------------------------------------------------
+    # --- jobs that the state has forgotten -------------------------------------------------------------
 
     async def _forgotten(self, jobs: Iterable[JobId]) -> frozenset[JobId]:
-        """Return finished jobs that the state no longer knows: it must not take them for new ones."""
-        unknown = {job for job in jobs if job not in self.state.jobs and job not in self.state.ended}
+        """Return those of the jobs that are over and forgotten by the state: they are not new."""
+        unknown = {job for job in jobs if known_job(self.state, job) is None}
         return await self.archive.over(unknown)
 
-    async def _is_over(self, submitted: m.JobSubmitted) -> bool:
+    async def _is_over(self, submitted: events.JobSubmitted) -> bool:
         """Return True if a job that a node reports is over and the state no longer knows it.
 
         Without a request id the node chooses the job's id, which may be the id of another person's job.
@@ -257,31 +258,31 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         is_doubtful = submitted.old or not submitted.spec.request_id
         return is_doubtful and submitted.job in await self._forgotten([submitted.job])
 
-    async def _with_past(self, submitted: m.JobSubmitted) -> m.JobSubmitted:
-        """Add the end of awaited jobs that the state has forgotten."""
+    async def _with_past(self, submitted: events.JobSubmitted) -> events.JobSubmitted:
+        """Add the awaited jobs that the state has forgotten."""
         found = [
             await self.archive.get(after.job)
             for after in submitted.spec.after
-            if after.job not in self.state.jobs and after.job not in self.state.ended
+            if known_job(self.state, after.job) is None
         ]
         return replace(submitted, past=tuple(job for job in found if job is not None))
 
-    async def _over(self, job: JobId, owner: Owner) -> Job:
+    async def _finished_job(self, job: JobId, owner: Owner) -> Job:
         found = await self.archive.get(job)
         if found is None:
             raise StateConflict(f"job {job} was over so long ago that nothing else is known of it")
         check_whose(found, owner)
         return found
 
-    async def _without_forgotten(self, registration: m.NodeRegistered) -> m.NodeRegistered:
+    async def _without_forgotten(self, registration: events.NodeRegistered) -> events.NodeRegistered:
         over = await self._forgotten(report.key.job for report in registration.reports)
         if not over:
             return registration
         for report in registration.reports:
             if report.key.job in over and not report.state.is_final:
                 grace = self.state.rules.stop_grace_seconds
-                self._tell(
-                    m.Send(
+                self._send_instruction(
+                    events.Send(
                         registration.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator")
                     )
                 )
@@ -292,29 +293,30 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
     # --- one batch -------------------------------------------------------------------------------------
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
-        # Other parts write too, and a node may have received the revision of their writes. While the store
-        # accepts no writes, no heartbeat may cause a placement: the failed write would refuse both.
-        planned_at = max(self.state.planned_at, self._rest_until)
+        # Start from the newest revision: other parts write too, and nodes may know the revision of their
+        # writes. While the store accepts no writes, no event may start a scheduling pass: the failed write
+        # would refuse the event together with the placements.
+        planned_at = max(self.state.planned_at, self._no_pass_until)
         state = replace(self.state, revision=self.revision, planned_at=planned_at)
         done, _ = self._steps(state, batch)
-        concluded, torn = 0, False
+        concluded, is_partly_written = 0, False
         try:
-            await self._rise([step for _, step in done])
+            await self._raise_epoch([step for _, step in done])
             for chunk in cut(self._writer.changes_of(self.state, [step for _, step in done])):
                 await self._commit(chunk)
-                torn = chunk.concludes == concluded
+                is_partly_written = chunk.concludes == concluded
                 self._conclude(done[concluded : chunk.concludes])
                 concluded = chunk.concludes
         except (StoreUnavailable, TimedOut) as error:
             self._in_trouble(error)
-            self._rest_until = self._clock.now() + RETRY_SECONDS
-            self._writer.refused(done[concluded][1] if torn else None)
+            self._no_pass_until = self._clock.now() + RETRY_SECONDS
+            self._writer.refused(done[concluded][1] if is_partly_written else None)
             for sent, _ in done[concluded:]:
                 sent.refuse(error)
         except RequestError as error:
             # The changes exceed what a store accepts. The event at fault must end neither the coordinator nor
             # the other events.
-            self._writer.refused(done[concluded][1] if torn else None)
+            self._writer.refused(done[concluded][1] if is_partly_written else None)
             await self._one_by_one([sent for sent, _ in done[concluded:]], error)
 
     async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
@@ -326,14 +328,14 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         for sent in batch:
             await self._handle([sent])
 
-    def _apply(self, state: PoolState, event: m.PoolEvent) -> tuple[PoolStep, PoolState]:
+    def _apply(self, state: PoolState, event: events.PoolEvent) -> tuple[PoolStep, PoolState]:
         now = self._clock.now()
         step = handle(state, event, now, self.snapshot)
         if step.state.planned_at != state.planned_at:
-            self._pace(step.state, now)
+            self._delay_next_pass(step.state, now)
         return step, step.state
 
-    def _pace(self, after: PoolState, began: float) -> None:
+    def _delay_next_pass(self, after: PoolState, began: float) -> None:
         """Put off the next pass over the queue in proportion to the duration of this one.
 
         In a small pool nobody waits for the pause, and in a large pool half of the time is left for all other
@@ -345,7 +347,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
         pause = min(max(PASS_PAUSE_SECONDS, PASS_SHARE * took), usual)
         after.planned_at = ended + max(took, pause) - usual
 
-    async def _rise(self, steps: Sequence[PoolStep]) -> None:
+    async def _raise_epoch(self, steps: Sequence[PoolStep]) -> None:
         """Lead with an epoch above every epoch that nodes have seen.
 
         Otherwise nodes would refuse our orders.
@@ -371,7 +373,7 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                 self.revision = max(self.revision, await self._store.commit(transaction))
         except TimedOut as error:
             self._in_trouble(error)
-            await self._settle(transaction, before)
+            await self._settle_in_doubt(transaction, before)
         self._writer.written()
         self._note_write(self._clock.now() - began)
 
@@ -393,10 +395,10 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
 
     def _begin_healing(self) -> None:
         if self._healing is None or self._healing.done():
-            self._healing = asyncio.create_task(self._heal(), name="store healing")
+            self._healing = asyncio.create_task(self._write_until_well(), name="store healing")
 
-    async def _heal(self) -> None:
-        """Write now and then while a trouble is raised; otherwise an idle pool would show it for ever."""
+    async def _write_until_well(self) -> None:
+        """Write a test record until the store's troubles are cleared: an idle pool writes nothing else."""
         while self._troubles.of("store") or self._troubles.of(SLOW_STORE):
             await asyncio.sleep(RETRY_SECONDS)
             began = self._clock.now()
@@ -404,11 +406,11 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                 await self.write({SIGN_OF_LIFE: b""})
                 self._note_write(self._clock.now() - began)
 
-    async def _settle(self, transaction: Transaction, before: int) -> None:
-        """Find out if the transaction happened after that revision.
+    async def _settle_in_doubt(self, transaction: Transaction, before: int) -> None:
+        """Find out if a transaction without an answer was written after the revision ``before``.
 
-        Raises StoreUnavailable if it did not and never will. After a new epoch no write of the earlier epoch
-        can arrive, so that the records read then are final.
+        Raises StoreUnavailable if it was not and never will be. After a new epoch no write of the earlier
+        epoch can arrive, so that the records read then are final.
         """
         while True:
             try:
@@ -452,19 +454,19 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
             self._tell_observers(earlier, step)
             earlier = step.state
             for instruction in step.instructions:
-                self._tell(instruction)
+                self._send_instruction(instruction)
             if not sent.answer.done():
                 sent.answer.set_result(step)
-        self._wake(before, [step for _, step in done])
+        self._wake_callers(before, [step for _, step in done])
 
-    def _tell(self, instruction: m.PoolInstruction) -> None:
+    def _send_instruction(self, instruction: events.PoolInstruction) -> None:
         for subscriber in tuple(self._subscribers):
             try:
                 subscriber(instruction)
             except Exception:  # a bug in one subscriber must not keep the instruction from the others
                 log.exception("instruction failed %r", instruction)
 
-    def _wake(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
+    def _wake_callers(self, before: PoolState, steps: Sequence[PoolStep]) -> None:
         """Wake the callers that wait for visible changes, but not at each heartbeat."""
         jobs = {job.id for step in steps for job in (*step.jobs, *step.shown)}
         for job in jobs:
@@ -472,43 +474,45 @@ class PoolLoop(WriteAheadLoop[PoolState, m.PoolEvent, PoolStep]):
                 event.set()
         names = {member.name for step in steps for member in step.members}
         after = self.state
-        others = any(_looks(before.members.get(name)) != _looks(after.members.get(name)) for name in names)
+        others = any(_looks_other(before.members.get(name), after.members.get(name)) for name in names)
         if jobs or others or after.ahead_seconds != before.ahead_seconds:
             self._wake_waiters()
 
 
-def _looks(member: Member | None) -> Member | None:
-    """Return the member without the field that each heartbeat changes."""
-    return member and replace(member, heard_at=None)
+def _looks_other(before: Member | None, after: Member | None) -> bool:
+    """Return True if the members differ in more than the field that each heartbeat changes."""
+    if before is None or after is None:
+        return before is not after
+    return replace(before, heard_at=after.heard_at) != after
 
 
 class StepWriter:
-    """Know the written records, so that heartbeats write nothing."""
+    """Make the record changes of steps. Know the written records, so that heartbeats write nothing."""
 
     def __init__(self, state: PoolState) -> None:
         """``state`` is the state as the store has it."""
         self._members = {name: member_bytes(member) for name, member in state.members.items()}
         self._projects = set(state.projects)
         self._recovering = state.recovering_since is not None
-        self._torn: set[JobId] = set()
+        self._partly_written: set[JobId] = set()
         """Hold the jobs of partly written steps: the store differs from the state."""
 
     def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
         """Return the changes by step; changes that belong together are one ``Changes``."""
         found = [list(self._step(step)) for step in steps]
-        if self._torn and found:
-            found[0][:0] = [_as_it_is(before, job) for job in sorted(self._torn)]
+        if self._partly_written and found:
+            found[0][:0] = [_present_record(before, job) for job in sorted(self._partly_written)]
         return found
 
     def written(self) -> None:
         """Note that the first transaction of ``changes_of`` was written."""
-        self._torn.clear()
+        self._partly_written.clear()
 
-    def refused(self, torn: PoolStep | None) -> None:
-        """Note that the last changes were not written, or only a part of ``torn``."""
+    def refused(self, partly_written: PoolStep | None) -> None:
+        """Note that the last changes were not written, except for a part of ``partly_written``."""
         self._members.clear()
-        if torn is not None:
-            self._torn |= {job.id for job in torn.jobs}
+        if partly_written is not None:
+            self._partly_written |= {job.id for job in partly_written.jobs}
 
     def _step(self, step: PoolStep) -> Iterator[Changes]:
         yield from map(without, step.gone)
@@ -527,13 +531,13 @@ class StepWriter:
             yield {RECOVERING: b"" if self._recovering else None}
 
 
-def _as_it_is(state: PoolState, job: JobId) -> Changes:
-    found = state.jobs.get(job) or state.ended.get(job)
+def _present_record(state: PoolState, job: JobId) -> Changes:
+    found = known_job(state, job)
     return job_changes(found) if found is not None else {JOB + job: None}
 
 
 async def send_until_taken(
-    send: Callable[[m.PoolEvent], Awaitable[object]], event: m.PoolEvent, by: str
+    send: Callable[[events.PoolEvent], Awaitable[object]], event: events.PoolEvent, by: str
 ) -> None:
     """Send an event until it is written, because nobody repeats it. Raises errors that do not pass."""
     for failures in itertools.count(1):

@@ -93,7 +93,10 @@ def no_attempt(job: str, attempt: int, known: Sequence[int]) -> StateConflict:
 def _earlier(job: Job, rank: int, tried: Try) -> JobPlace:
     part = _ranked(job, tried.parts, rank)
     if part is None:
-        raise StateConflict(f"of attempt {tried.number} of job {job.id} part {rank} did not run")
+        raise StateConflict(
+            f"of attempt {tried.number} of job {job.id} part {rank} did not run",
+            hint=f"its story: gpushare why {job.id}",
+        )
     return JobPlace(part.node, AttemptKey(job.id, tried.number))
 
 

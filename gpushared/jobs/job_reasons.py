@@ -28,7 +28,7 @@ from gpushared.domain.jobs.liveness import has_client, presence, silent_since
 from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.placement_reasons import lack_of_room
 from gpushared.domain.model.lease import LeaseId
-from gpushared.domain.scheduling.pass_records import WaitReason
+from gpushared.domain.scheduling.pass_records import PassDecision, WaitReason
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
 
@@ -79,12 +79,14 @@ def why(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None
             return _why_silent(parts, state, now)
 
 
-def in_full(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Why | None:
-    """Explain one job alone; for a job without room, explain what prevents it on each node."""
-    told = why(job, state, now, snapshot)
+def why_in_full(
+    job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None
+) -> Why | None:
+    """Explain one job alone. If the job waits for free GPUs, explain what prevents it on each node."""
+    reason = why(job, state, now, snapshot)
     waits = isinstance(job.state, Queued) and not state.rules.here
-    if not waits or (told is not None and told.code != Reason.RESOURCES):
-        return told
+    if not waits or (reason is not None and reason.code != Reason.RESOURCES):
+        return reason
     return _why_no_room(job, state, now, snapshot)
 
 
@@ -97,14 +99,14 @@ def is_silent(part: Part, state: PoolState, now: float) -> bool:
 
 
 def quiet_since(node: NodeName, state: PoolState, now: float) -> float | None:
-    """Return when a node last sent a message, if that is longer ago than it should be."""
+    """Return when a node last sent a message, or None if that is not too long ago."""
     member = state.members.get(node)
     return None if state.rules.here or member is None else silent_since(member, state, now)
 
 
 def wait_code(job: Job, state: PoolState, now: float) -> str:
     """Return the code of ``why`` for a job in the queue, without the work for a sentence; empty if unknown."""
-    assert isinstance(job.state, Queued), "asked of those that wait"
+    assert isinstance(job.state, Queued), "the caller passes waiting jobs only"
     begin_at = job.spec.request.begin_at
     if job.held_by:
         return JobReason.HELD
@@ -120,15 +122,20 @@ def wait_code(job: Job, state: PoolState, now: float) -> str:
         return JobReason.ARRAY_LIMIT
     if state.rules.here:
         return Reason.QUEUE_ORDER
-    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
-    return "" if verdict is None else str(verdict.reason or "")
+    decision = _newest_decision(job, state)
+    return "" if decision is None else str(decision.reason or "")
+
+
+def _newest_decision(job: Job, state: PoolState) -> PassDecision | None:
+    """Return what the newest scheduling pass decided on the job, or on the jobs of its shape."""
+    return state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
 
 
 # --- it waits ------------------------------------------------------------------------------------------
 
 
 def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None) -> Why | None:
-    assert isinstance(job.state, Queued), "asked of those that wait"
+    assert isinstance(job.state, Queued), "the caller passes waiting jobs only"
     if job.held_by:
         return Why(JobReason.HELD, f"it is held by {job.held_by}", f"gpushare unhold {job.id}")
     if job.awaits:
@@ -154,11 +161,18 @@ def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsho
             f"its client waits on node {job.spec.origin}, which is not heard of",
             "it may have a place as soon as that node is heard of",
         )
-    verdict = state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
-    if verdict is not None and verdict.reason is WaitReason.RESOURCES:
-        why = _why_no_room(job, state, now, snapshot)
-        return why if verdict.text == NO_ROOM.text else replace(why, sentence=verdict.text)
-    return Why(verdict.reason, verdict.text) if verdict is not None else None
+    return _why_passed_over(job, state, now, snapshot)
+
+
+def _why_passed_over(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None) -> Why | None:
+    """Return why the newest scheduling pass did not place the job; None before the first pass."""
+    decision = _newest_decision(job, state)
+    if decision is None:
+        return None
+    if decision.reason is not WaitReason.RESOURCES:
+        return Why(decision.reason, decision.text)
+    no_room = _why_no_room(job, state, now, snapshot)
+    return no_room if decision.text == NO_ROOM.text else replace(no_room, sentence=decision.text)
 
 
 def _waits_for_its_array(job: Job, state: PoolState) -> bool:

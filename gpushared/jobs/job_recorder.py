@@ -1,7 +1,7 @@
-"""Record the jobs of a coordinator in the history: one row a job for ever, and why it waited.
+"""Record the jobs of a coordinator in the history: one row for each job, and why the job waited.
 
-The store has every job, so after a crash the recorder reads there what the history lacks. A history that
-cannot be written raises a trouble; the jobs go on, and what is waiting is written later.
+The store has every job: after a crash the recorder reads there the jobs that the history lacks. If the history
+cannot be written, the recorder raises a trouble, the jobs go on, and the rows are written later.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from gpushared.storage.history.records import JobBatch
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""The reasons of waits are looked at this often, in a long queue once a minute."""
+"""Sample this often why jobs wait, in a queue of more than ``LONG_QUEUE`` jobs once a minute."""
 LONG_QUEUE = 2000
 WRITE_SECONDS = 60.0
 JOBS_PER_WRITE = 1000
 JOBS_PER_READ = 200
-WALKED = 500
+WALKED_AT_ONCE = 500
 """Walk through this many jobs at a time, so that the event loop is never blocked for long."""
 MAX_CLOSED = 10_000
 MAX_UNWRITTEN = 50_000
@@ -64,7 +64,7 @@ def person_of(job: Job) -> tuple[str, int]:
 
 
 class JobRecorder(HistoryWriter):
-    """Gather what happens to jobs, and write it by ``run`` as long as the coordinator runs."""
+    """Observe the jobs, and write their summaries and waits to the history while ``run`` runs."""
 
     def __init__(
         self, loop: PoolLoop, history: SqliteHistory, troubles: Troubles, owner_of: OwnerOf = person_of
@@ -77,11 +77,11 @@ class JobRecorder(HistoryWriter):
         self._open: dict[JobId, JobSummary] = {}
         """Hold the newest summary of each job that is not over."""
         self._closed: dict[JobId, JobSummary] = {}
-        """Hold the newest ended ones, whose last reports may still come."""
+        """Hold the newest summaries of jobs that ended lately: their last reports may still come."""
         self._waits: dict[tuple[str, str], int] = {}
         self._changed_waits: set[tuple[str, str]] = set()
-        self._resumed = False
-        self._early: dict[JobId, Job] | None = None
+        self._is_resumed = False
+        self._changed_during_read: dict[JobId, Job] | None = None
         """Hold the jobs that change while the store is read; None while it is not."""
         self._looked_at = loop.now()
         loop.observers.append(self._observe)
@@ -94,7 +94,7 @@ class JobRecorder(HistoryWriter):
                 ok = await self._try_to_write()
                 due = time.monotonic() + (WRITE_SECONDS if ok else 0.0)
             await asyncio.sleep(LOOK_SECONDS)
-            await self._take_waits()
+            await self._note_waits()
 
     def _is_stale(self) -> bool:
         return bool(self._unwritten) or super()._is_stale()
@@ -103,16 +103,16 @@ class JobRecorder(HistoryWriter):
 
     def _observe(self, _before: PoolState, step: PoolStep) -> None:
         for job in (*step.jobs, *step.shown):
-            if self._resumed:
-                self._take(job)
-            elif self._early is not None:
-                self._early[job.id] = job
+            if self._is_resumed:
+                self._note_job(job)
+            elif self._changed_during_read is not None:
+                self._changed_during_read[job.id] = job
         if len(self._unwritten) > MAX_UNWRITTEN:
-            # The store has them all, so they are read there once the history can be written again.
+            # The store has all jobs: read them there once the history can be written again.
             self._unwritten.clear()
-            self._resumed = False
+            self._is_resumed = False
 
-    def _take(self, job: Job) -> None:
+    def _note_job(self, job: Job) -> None:
         before = self._open.get(job.id) or self._closed.get(job.id)
         summary = self._summary_of(job, before)
         if summary == before:
@@ -135,7 +135,7 @@ class JobRecorder(HistoryWriter):
             waited_ms += max(0, milliseconds(_left_queue_at(job, queued_since) - queued_since))
         owner, uid = self._owner_of(job)
         if before is not None and uid < 0:
-            owner, uid = before.owner, before.owner_uid  # the lease that told it may be forgotten
+            owner, uid = before.owner, before.owner_uid  # the lease with the owner may be forgotten
         request, state = job.spec.request, job.state
         over = state if isinstance(state, Ended) else None
         return JobSummary(
@@ -165,11 +165,11 @@ class JobRecorder(HistoryWriter):
             queued_since=since,
         )
 
-    async def _take_waits(self) -> None:
+    async def _note_waits(self) -> None:
         state, now = self._loop.state, self._loop.now()
         every = LOOK_SECONDS if state.queued_count <= LONG_QUEUE else WRITE_SECONDS
         since = self._looked_at
-        if now - since < every - LOOK_SECONDS / 2 or not self._resumed:
+        if now - since < every - LOOK_SECONDS / 2 or not self._is_resumed:
             return
         self._looked_at = now
         if not state.queued_count:
@@ -179,13 +179,13 @@ class JobRecorder(HistoryWriter):
                 key = (job.id, code)
                 self._waits[key] = self._waits.get(key, 0) + milliseconds(now - max(since, job.state.since))
                 self._changed_waits.add(key)
-            if walked % WALKED == 0:
+            if walked % WALKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     # --- writing ---------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        if not self._resumed:
+        if not self._is_resumed:
             await self._resume()
         more = True
         while more:
@@ -209,39 +209,39 @@ class JobRecorder(HistoryWriter):
     # --- after a start ---------------------------------------------------------------------------------
 
     async def _resume(self) -> None:
-        """Read what an earlier run has written, and take from the store what it has not."""
-        self._early = {}
+        """Read what an earlier run has written, and take the other jobs from the store."""
+        self._changed_during_read = {}
         try:
             await self._read_back()
         finally:
-            early, self._early = self._early, None
-        self._resumed = True
-        for job in early.values():
-            self._take(job)
+            changed, self._changed_during_read = self._changed_during_read, None
+        self._is_resumed = True
+        for job in changed.values():
+            self._note_job(job)
 
     async def _read_back(self) -> None:
         resumption = await self._history.resume_jobs()
         self._open = {JobId(job): summary for job, summary in resumption.open_jobs.items()}
         self._waits = {**resumption.waits, **self._waits}
         left = dict(self._open)
-        await self._take_ended(resumption.newest_ended_at, left)
+        await self._note_ended(resumption.newest_ended_at, left)
         for walked, job in enumerate(self._loop.state.jobs.values(), start=1):
-            self._take(job)
+            self._note_job(job)
             left.pop(job.id, None)
-            if walked % WALKED == 0:
+            if walked % WALKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for lost, summary in left.items():
-            await self._take_lost(lost, summary)
+            await self._end_lost(lost, summary)
 
-    async def _take_ended(self, newest: float | None, left: dict[JobId, JobSummary]) -> None:
+    async def _note_ended(self, newest: float | None, left: dict[JobId, JobSummary]) -> None:
         """Take the jobs that ended after the newest end in the history, all of them if it has none."""
         token = ""
         while True:
             page = await self._loop.archive.page(JOBS_PER_READ, token)
             for job in page.jobs:
-                assert isinstance(job.state, Ended), "an archive has jobs that are over"
+                assert isinstance(job.state, Ended), "the archive has finished jobs only"
                 if newest is None or job.state.at > newest or job.id in left:
-                    self._take(job)
+                    self._note_job(job)
                     left.pop(job.id, None)
             oldest = page.jobs[-1].state if page.jobs else None
             passed = newest is not None and isinstance(oldest, Ended) and oldest.at < newest
@@ -249,11 +249,11 @@ class JobRecorder(HistoryWriter):
             if not token or passed:
                 return
 
-    async def _take_lost(self, job: JobId, summary: JobSummary) -> None:
-        """End a job in the history that runs no more; the store may have lost it."""
+    async def _end_lost(self, job: JobId, summary: JobSummary) -> None:
+        """End a job of the history that the state does not have: it is over, or the store lost it."""
         found = await self._loop.archive.get(job)
         if found is not None:
-            self._take(found)
+            self._note_job(found)
             return
         del self._open[job]
         self._unwritten[job] = replace(

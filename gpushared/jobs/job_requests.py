@@ -54,7 +54,7 @@ REQUEST_ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedJobs:
     """Hold the jobs of one request. ``array`` is None for a single job."""
 
     jobs: tuple[tuple[JobId, JobSpec], ...]
@@ -71,7 +71,7 @@ def read_submit(
     *,
     origin: NodeName = HERE,
     is_known: Callable[[JobId], bool] = lambda _: False,
-) -> Wanted:
+) -> RequestedJobs:
     """Read and check a request. ``after`` are the jobs of ``message.after``.
 
     ``is_known`` returns True if the owner has a job of that id. Raises RequestError, NotFound.
@@ -88,7 +88,7 @@ def read_submit(
     spec = _spec(message, request, owner, after, origin)
     if not numbers:
         job = id_for(owner.principal, spec.request_id, is_known)
-        return Wanted(((job, spec),), None, message.lease.held, request.priority)
+        return RequestedJobs(((job, spec),), None, message.lease.held, request.priority)
     _check_array_bytes(len(numbers), len(spec.body))
     base = id_for(owner.principal, spec.request_id, lambda array: is_known(id_in_array(array, numbers[0])))
     spec = replace(spec, array=base, array_limit=limit)
@@ -99,7 +99,7 @@ def read_submit(
         )
         for number in numbers
     )
-    return Wanted(jobs, base, message.lease.held, request.priority)
+    return RequestedJobs(jobs, base, message.lease.held, request.priority)
 
 
 def _check_array_bytes(jobs: int, body_bytes: int) -> None:
@@ -154,16 +154,17 @@ def _image(message: jobs_pb2.SubmitRequest) -> str:
     if not message.image and not message.interactive:
         raise RequestError("no image was named", hint="say which image the container is to be made of")
     if len(message.image) > MAX_IMAGE or not message.image.isprintable():
-        raise RequestError(f"{shown(message.image)} is not an image")
+        raise RequestError(f"{shown(message.image)} is not an image", hint="name it as for docker run")
     return message.image
 
 
 def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
     """Return the create body to store, and True if the container must be removed. Raises RequestError."""
     body = _object(message.create_body, "the create body")
-    if (said := body.get("Image")) != message.image:
+    if (image := body.get("Image")) != message.image:
         raise RequestError(
-            f"the create body is of the image {shown(str(said))}, and the job of {shown(message.image)}"
+            f"the create body is of the image {shown(str(image))}, and the job of {shown(message.image)}",
+            hint="name the same image in both",
         )
     host = body.get("HostConfig")
     host = {} if host is None else host
@@ -210,7 +211,9 @@ def _name(text: str) -> str:
 
 def _short(text: str, what: str) -> str:
     if len(text) > MAX_NAME or not text.isprintable():
-        raise RequestError(f"{shown(text)} is not a {what}")
+        raise RequestError(
+            f"{shown(text)} is not a {what}", hint=f"use at most {MAX_NAME} printable characters"
+        )
     return text
 
 

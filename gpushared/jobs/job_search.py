@@ -27,8 +27,8 @@ MAX_SCANNED = 20
 """Read at most this many pages of finished jobs for one page of a person's own."""
 WALKED = 1000
 """Walk through this many jobs at a time, which takes about a millisecond."""
-MAX_LIKE = 64
-"""Search at most this many finished and no longer remembered jobs for an id's beginning."""
+MAX_SEARCHED_BY_BEGINNING = 64
+"""Read at most this many archived jobs whose ids have a beginning."""
 SHORTEST_BEGINNING = 3
 _NUMBER = re.compile(r"[0-9]{0,19}")
 """Bound the digits: Python refuses to read a number of thousands of digits; jobs' numbers have 64 bits."""
@@ -47,13 +47,13 @@ class JobArchive(Protocol):
     """Read finished jobs, however long ago they ended; ``Archive`` is the real one."""
 
     async def get(self, job: JobId) -> Job | None: ...
-    async def like(self, beginning: str, limit: int, token: str = "") -> Page: ...
-    async def page(self, limit: int, token: str = "") -> Page: ...
+    async def like(self, beginning: str, limit: int, token: str = "") -> JobPage: ...
+    async def page(self, limit: int, token: str = "") -> JobPage: ...
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Hold a page of jobs; ``next_token`` is empty on the last page."""
+    """Hold a page of jobs. The next page begins at ``next_token``, which is empty on the last page."""
 
     jobs: tuple[Job, ...]
     next_token: str = ""
@@ -73,62 +73,69 @@ class JobQuery:
     token: str = ""
 
 
+def known_job(state: PoolState, job: JobId) -> Job | None:
+    """Return the job if the state has it, finished or not; the archive may have it in any case."""
+    return state.jobs.get(job) or state.ended.get(job)
+
+
 def may_see(job: Job, owner: Owner) -> bool:
     return owner.may_see_jobs_of(job.spec.owner)
 
 
-async def find(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job:
-    """Find a job by its id, its container's name, an unmistakable beginning of its id, or its array.
+async def find(state: PoolState, archive: JobArchive, reference: str, owner: Owner) -> Job:
+    """Find a job by its id, its container's name, the beginning of its id, or its array.
 
-    An array names a job only if it has one job. Raises NotFound, also for another person's job, and
-    RequestError if the reference names several jobs.
+    A beginning must fit one job only, and an array must have one job only. Raises NotFound, also for another
+    person's job, and RequestError if the reference names several jobs.
     """
     if not reference:
         raise RequestError("no job is named", hint="`gpushare jobs` lists them")
-    found = await _by_id(live, past, JobId(reference), owner)
-    found = found or await _by_array(live, past, reference, owner) or _by_name(live, reference, owner)
+    found = await _by_id(state, archive, JobId(reference), owner)
+    found = found or await _by_array(state, archive, reference, owner) or _by_name(state, reference, owner)
     if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
-        found = await _by_beginning(live, past, reference, owner)
+        found = await _by_beginning(state, archive, reference, owner)
     if found is None:
         raise NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
     return found
 
 
-async def _by_id(live: PoolState, past: JobArchive, job: JobId, owner: Owner) -> Job | None:
+async def _by_id(state: PoolState, archive: JobArchive, job: JobId, owner: Owner) -> Job | None:
     """Find a job by its id.
 
     Return None also for another user's job: its id must not hide the owner's names.
     """
-    known = live.jobs.get(job) or live.ended.get(job)
+    known = known_job(state, job)
     if known is None or not may_see(known, owner):
-        known = await past.get(job)  # read also another user's job, so that the answer takes as long
+        known = await archive.get(job)  # read also another user's job, so that the answer takes as long
     return known if known is not None and may_see(known, owner) else None
 
 
-def _by_name(live: PoolState, name: str, owner: Owner) -> Job | None:
-    """Find the running job of that name, else the newest: a name may be given again.
+def _by_name(state: PoolState, name: str, owner: Owner) -> Job | None:
+    """Find the unfinished job of that name, else the newest finished one: a name may be given again.
 
     Raises RequestError if several unfinished jobs have the name, of several people or on several nodes.
     """
-    named = live.named(name, owner)
+    named = state.named(name, owner)
     unnamed = JobId(name.removeprefix(default_name("")))
-    job = live.jobs.get(unnamed) or live.ended.get(unnamed)
+    job = known_job(state, unnamed)
     if job is not None and not job.spec.name and name == default_name(unnamed) and may_see(job, owner):
         named.append(job)
-    going = [job for job in named if not isinstance(job.state, Ended)]
-    if len(going) > 1:
-        candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in going[:5])
-        raise RequestError(f"{shown(name)} is the name of {len(going)} jobs", hint=f"say which: {candidates}")
-    return max(going or named, key=lambda job: job.sequence, default=None)
+    unfinished = [job for job in named if not isinstance(job.state, Ended)]
+    if len(unfinished) > 1:
+        candidates = ", ".join(f"{job.id} ({job.spec.owner.principal})" for job in unfinished[:5])
+        raise RequestError(
+            f"{shown(name)} is the name of {len(unfinished)} jobs", hint=f"say which: {candidates}"
+        )
+    return max(unfinished or named, key=lambda job: job.sequence, default=None)
 
 
-async def _by_array(live: PoolState, past: JobArchive, reference: str, owner: Owner) -> Job | None:
+async def _by_array(state: PoolState, archive: JobArchive, reference: str, owner: Owner) -> Job | None:
     """Return the only job of an array, by the array's id or name. Raises RequestError if it has several."""
-    array = array_called(live, reference, owner) or (reference if is_array_id(reference) else "")
+    array = array_called(state, reference, owner) or (reference if is_array_id(reference) else "")
     if not array:
         return None
-    asked = JobQuery(ended=True, array=array, limit=MAX_NAMED + 1)
-    jobs = (await _of_array(live, past, asked, await _whose(live, past, array, owner))).jobs
+    query = JobQuery(ended=True, array=array, limit=MAX_NAMED + 1)
+    jobs = (await _of_array(state, archive, query, await _reader_of_array(state, archive, array, owner))).jobs
     if len(jobs) > 1:
         many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
         names = ", ".join(job.id for job in jobs[:MAX_NAMED])
@@ -139,31 +146,31 @@ async def _by_array(live: PoolState, past: JobArchive, reference: str, owner: Ow
     return next(iter(jobs), None)
 
 
-def array_called(live: PoolState, name: str, owner: Owner) -> str:
+def array_called(state: PoolState, name: str, owner: Owner) -> str:
     """Return the id of the array of a name, or an empty text if there is none or if a job has the name.
 
     Raises RequestError if several unfinished arrays have the name.
     """
-    alone, of_arrays = live.named(name, owner), live.named_in_array(name, owner)
-    if any(not isinstance(job.state, Ended) for job in alone):
+    not_in_arrays, of_arrays = state.named(name, owner), state.named_in_array(name, owner)
+    if any(not isinstance(job.state, Ended) for job in not_in_arrays):
         return ""
-    going = {job.spec.array: job for job in of_arrays if not isinstance(job.state, Ended)}
-    if len(going) > 1:
-        candidates = ", ".join(f"{array} ({job.spec.owner.principal})" for array, job in going.items())
+    unfinished = {job.spec.array: job for job in of_arrays if not isinstance(job.state, Ended)}
+    if len(unfinished) > 1:
+        candidates = ", ".join(f"{array} ({job.spec.owner.principal})" for array, job in unfinished.items())
         raise RequestError(
-            f"{shown(name)} is the name of {len(going)} arrays", hint=f"say which: {candidates}"
+            f"{shown(name)} is the name of {len(unfinished)} arrays", hint=f"say which: {candidates}"
         )
-    newest = max([*going.values()] or [*alone, *of_arrays], key=_sequence, default=None)
-    return "" if newest is None or newest in alone else newest.spec.array or ""
+    newest = max([*unfinished.values()] or [*not_in_arrays, *of_arrays], key=_sequence_of, default=None)
+    return "" if newest is None or newest in not_in_arrays else newest.spec.array or ""
 
 
-async def _by_beginning(live: PoolState, past: JobArchive, beginning: str, owner: Owner) -> Job | None:
+async def _by_beginning(state: PoolState, archive: JobArchive, beginning: str, owner: Owner) -> Job | None:
     """Find a job by the beginning of its id; among several, read only as many as the error names."""
     mine: dict[JobId, Job] = {}
     for over in (False, True):
-        mine |= {job.id: job for job in islice(live.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
+        mine |= {job.id: job for job in islice(state.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
     if len(mine) <= MAX_NAMED:
-        older = await past.like(beginning, MAX_LIKE)
+        older = await archive.like(beginning, MAX_SEARCHED_BY_BEGINNING)
         mine |= {job.id: job for job in older.jobs if may_see(job, owner)}
     if len(mine) > 1:
         names = ", ".join(sorted(mine)[:MAX_NAMED])
@@ -177,98 +184,101 @@ async def _by_beginning(live: PoolState, past: JobArchive, beginning: str, owner
 # --- pages ---------------------------------------------------------------------------------------------
 
 
-async def page(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
-    """Return a page of jobs: live ones in the order of submission, then finished ones, newest first.
+async def page(state: PoolState, archive: JobArchive, query: JobQuery, owner: Owner) -> JobPage:
+    """Return a page of jobs: unfinished ones in the order of submission, then finished ones, newest first.
 
     Raises PermissionRefused or RequestError.
     """
-    if asked.everybody and not (owner.admin or owner.root_of):
+    if query.everybody and not (owner.admin or owner.root_of):
         raise PermissionRefused(
             "only administrators see the jobs of others", hint="leave --all out for your own"
         )
-    if asked.array:
-        array = array_called(live, asked.array, owner) or asked.array
-        whose = await _whose(live, past, array, owner)
-        return await _of_array(live, past, replace(asked, array=array), whose)
-    kind, place = asked.token[:1], asked.token[1:]
+    if query.array:
+        array = array_called(state, query.array, owner) or query.array
+        reader = await _reader_of_array(state, archive, array, owner)
+        return await _of_array(state, archive, replace(query, array=array), reader)
+    kind, place = query.token[:1], query.token[1:]
     if kind == OVER_MARK:
-        return await _over(past, asked, owner, place, asked.limit)
-    first = await _first(live, asked, owner, _number(place))
-    if len(first) > asked.limit:
+        return await _finished_page(archive, query, owner, place, query.limit)
+    first = await _unfinished_page(state, query, owner, _sequence_in_token(place))
+    if len(first) > query.limit:
         return JobPage(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
-    if not asked.ended:
+    if not query.ended:
         return JobPage(tuple(first))
-    over = await _over(past, asked, owner, "", asked.limit - len(first))
+    over = await _finished_page(archive, query, owner, "", query.limit - len(first))
     return JobPage((*first, *over.jobs), over.next_token)
 
 
-async def _first(live: PoolState, asked: JobQuery, owner: Owner, after: int) -> list[Job]:
+async def _unfinished_page(state: PoolState, query: JobQuery, owner: Owner, after: int) -> list[Job]:
     """Return a page of unfinished jobs after a number, and one more, in steps."""
     asker = replace(owner, admin=False)
-    jobs = iter(live.jobs.values() if asked.everybody else live.beginning("", asker, over=False))
+    jobs = iter(state.jobs.values() if query.everybody else state.beginning("", asker, over=False))
     first: list[Job] = []
     while some := list(islice(jobs, WALKED)):
-        later = (job for job in _own(some, asked, owner) if job.sequence > after)
-        first = nsmallest(asked.limit + 1, chain(first, later), key=_sequence)
+        later = (job for job in _own(some, query, owner) if job.sequence > after)
+        first = nsmallest(query.limit + 1, chain(first, later), key=_sequence_of)
         await asyncio.sleep(0)
     return first
 
 
-async def _over(past: JobArchive, asked: JobQuery, owner: Owner, token: str, limit: int) -> JobPage:
+async def _finished_page(
+    archive: JobArchive, query: JobQuery, owner: Owner, token: str, limit: int
+) -> JobPage:
     """Return a page of finished jobs, which may be short or empty if few of the read jobs are the owner's."""
     if limit <= 0:
         return JobPage((), f"{OVER_MARK}{token}")
     found: list[Job] = []
     for _ in range(MAX_SCANNED):
-        newest = await past.page(MAX_LISTED, token)
-        for job in _own(newest.jobs, asked, owner):
+        newest = await archive.page(MAX_LISTED, token)
+        for job in _own(newest.jobs, query, owner):
             found.append(job)
             if len(found) == limit:
-                return JobPage(tuple(found), OVER_MARK + _place(job))
+                return JobPage(tuple(found), OVER_MARK + _place_in_archive(job))
         token = newest.next_token
         if not token:
             return JobPage(tuple(found))
     return JobPage(tuple(found), OVER_MARK + token)
 
 
-async def _whose(live: PoolState, past: JobArchive, array: str, owner: Owner) -> Owner:
-    """Return the owner for whom to list the array: an administrator with jobs in it sees only these.
+async def _reader_of_array(state: PoolState, archive: JobArchive, array: str, owner: Owner) -> Owner:
+    """Return the reader to list an array for: without the admin's right if an admin has jobs in the array.
 
     Other users could give their jobs the ids that older releases gave by chance.
     """
-    alone = replace(owner, admin=False)
-    if owner.admin and (await _of_array(live, past, JobQuery(ended=True, array=array, limit=1), alone)).jobs:
-        return alone
+    without_admin = replace(owner, admin=False)
+    first = JobQuery(ended=True, array=array, limit=1)
+    if owner.admin and (await _of_array(state, archive, first, without_admin)).jobs:
+        return without_admin
     return owner
 
 
-async def _of_array(live: PoolState, past: JobArchive, asked: JobQuery, owner: Owner) -> JobPage:
+async def _of_array(state: PoolState, archive: JobArchive, query: JobQuery, owner: Owner) -> JobPage:
     """Return a page of an array's jobs in the order of their ids, so that a page costs only its length.
 
     The page may have fewer jobs than the limit, even none, if other users' finished jobs bear the array's id
     too.
     """
-    beginning, after, end = f"{asked.array}_", asked.token.removeprefix(ARRAY), ""
-    going = live.beginning(beginning, owner, over=False, after=after)
-    jobs = {job.id: job for job in islice(going, asked.limit + 1)}
+    beginning, after, end = f"{query.array}_", query.token.removeprefix(ARRAY), ""
+    unfinished = state.beginning(beginning, owner, over=False, after=after)
+    jobs = {job.id: job for job in islice(unfinished, query.limit + 1)}
     over: list[Job] = []
-    for _ in range(MAX_SCANNED if asked.ended else 0):
-        page = await past.like(beginning, asked.limit + 1, end or after)
+    for _ in range(MAX_SCANNED if query.ended else 0):
+        page = await archive.like(beginning, query.limit + 1, end or after)
         over += (job for job in page.jobs if may_see(job, owner))
         end = page.next_token
-        if not end or len(over) > asked.limit:
+        if not end or len(over) > query.limit:
             break
     jobs = {job.id: job for job in over} | jobs
     found = [jobs[name] for name in sorted(jobs) if not end or name <= end]
-    if len(found) > asked.limit:
-        return JobPage(tuple(found[: asked.limit]), f"{ARRAY}{found[asked.limit - 1].id}")
+    if len(found) > query.limit:
+        return JobPage(tuple(found[: query.limit]), f"{ARRAY}{found[query.limit - 1].id}")
     return JobPage(tuple(found), end and ARRAY + end)
 
 
-def _own(jobs: Iterable[Job], asked: JobQuery, owner: Owner) -> Iterator[Job]:
-    if asked.everybody and owner.admin:
+def _own(jobs: Iterable[Job], query: JobQuery, owner: Owner) -> Iterator[Job]:
+    if query.everybody and owner.admin:
         return iter(jobs)
-    return (job for job in jobs if is_own(job, owner) or (asked.everybody and is_of_node(job, owner)))
+    return (job for job in jobs if is_own(job, owner) or (query.everybody and is_of_node(job, owner)))
 
 
 def is_own(job: Job, owner: Owner) -> bool:
@@ -285,28 +295,20 @@ def is_of_node(job: Job, root: Owner) -> bool:
     return job.spec.owner.realm == root.realm or root.root_of in job.nodes
 
 
-def _sequence(job: Job) -> int:
+def _sequence_of(job: Job) -> int:
     return job.sequence
 
 
-def _place(job: Job) -> str:
+def _place_in_archive(job: Job) -> str:
     """Return the job's place among the finished jobs."""
     assert isinstance(job.state, Ended), "only those that are over are in the archive"
     return over_key(job.state.at, job.id).removeprefix(OVER)
 
 
-def _number(text: str) -> int:
+def _sequence_in_token(text: str) -> int:
     if _NUMBER.fullmatch(text) is None:
         raise RequestError("this page token is none of ours", hint="leave it out to begin anew")
     return int(text or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Hold a page; the next page begins at ``next_token``, which is empty on the last one."""
-
-    jobs: tuple[Job, ...]
-    next_token: str
 
 
 class Archive:
@@ -326,23 +328,23 @@ class Archive:
 
     async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
         """Return the jobs that are over, forgotten ones too."""
-        asked, found = sorted(jobs), []
-        for at in range(0, len(asked), READS_AT_ONCE):
-            some = asked[at : at + READS_AT_ONCE]
+        in_order, found = sorted(jobs), []
+        for at in range(0, len(in_order), READS_AT_ONCE):
+            some = in_order[at : at + READS_AT_ONCE]
             bodies = await asyncio.gather(*map(self._body, some))
             found += [job for job, body in zip(some, bodies, strict=True) if body is not None]
         return frozenset(found)
 
-    async def like(self, beginning: str, limit: int, token: str = "") -> Page:
+    async def like(self, beginning: str, limit: int, token: str = "") -> JobPage:
         """Return finished jobs whose ids begin like this, in the order of the ids, after the id in the token.
 
         A page leaves out the jobs that are forgotten. A thread decodes the jobs beside the event loop.
         """
         page = await self._store.page(ENDED + beginning, limit, after=ENDED + token if token else "")
         jobs = await asyncio.to_thread(_read, page)
-        return Page(jobs, page[-1][0].removeprefix(ENDED) if len(page) == limit > 0 else "")
+        return JobPage(jobs, page[-1][0].removeprefix(ENDED) if len(page) == limit > 0 else "")
 
-    async def page(self, limit: int, token: str = "") -> Page:
+    async def page(self, limit: int, token: str = "") -> JobPage:
         """Return the newest finished jobs, or the next older ones after a page's token."""
         index = await self._store.page(OVER, limit, after=OVER + token if token else "", reverse=True)
         jobs: list[Job] = []
@@ -350,7 +352,7 @@ class Archive:
             some = [job_of(key) for key, _ in index[at : at + READS_AT_ONCE]]
             jobs += [job for job in await asyncio.gather(*map(self.get, some)) if job is not None]
         more = len(index) == limit > 0
-        return Page(tuple(jobs), index[-1][0].removeprefix(OVER) if more else "")
+        return JobPage(tuple(jobs), index[-1][0].removeprefix(OVER) if more else "")
 
     async def prune(self, write: Write, *, keep: int, ended_before: float, now: float) -> int:
         """Forget the oldest jobs beyond ``keep``, and all that ended before.

@@ -30,7 +30,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member, Pre
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.request_spec import describe
 from gpushared.domain.model.units import format_duration
-from gpushared.jobs.job_reasons import Why, in_full, is_silent, quiet_since, why
+from gpushared.jobs.job_reasons import Why, is_silent, quiet_since, why, why_in_full
 
 OVER = frozenset(OUTCOME_WORDS.values())
 """These words name the states of finished jobs."""
@@ -44,8 +44,8 @@ WhyOf = Callable[[Job], Why | None]
 class JobViews:
     """Render jobs from the newest state.
 
-    ``here`` is the node's name for its own jobs. ``told`` returns a better reason than the coordinator's
-    rules why a job waits, or None. ``project_of`` returns the project to which a job counts.
+    ``here`` is the node's name for its own jobs. ``better_reason`` returns why a job waits if it knows more
+    than the coordinator's rules, else None. ``project_of`` returns the project to which a job counts.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class JobViews:
         snapshot: ClusterSnapshot | None = None,
         *,
         here: str = "",
-        told: WhyOf = lambda _: None,
+        better_reason: WhyOf = lambda _: None,
         project_of: Callable[[Job], str] = lambda job: job.project,
     ) -> None:
         self._state = state
         self._now = now
         self._snapshot = snapshot
         self._here = here
-        self._told = told
+        self._better_reason = better_reason
         self._project_of = project_of
 
     def job(self, job: Job) -> jobs_pb2.Job:
@@ -94,24 +94,24 @@ class JobViews:
 
     def why(self, job: Job) -> Why | None:
         """Return why the job does not run, or None if it runs or succeeded."""
-        return self._told(job) or why(job, self._state(), self._now(), self._snapshot)
+        return self._better_reason(job) or why(job, self._state(), self._now(), self._snapshot)
 
     def why_in_full(self, job: Job) -> Why | None:
         """Explain one job alone, which may take longer."""
-        return self._told(job) or in_full(job, self._state(), self._now(), self._snapshot)
+        return self._better_reason(job) or why_in_full(job, self._state(), self._now(), self._snapshot)
 
     def story(self, job: Job) -> list[jobs_pb2.JobStoryEntry]:
         """Return the entries of the job's story."""
         return [jobs_pb2.JobStoryEntry(at=self.day(entry.at), text=entry.text) for entry in job.story]
 
     def day(self, at: float | None) -> float:
-        """Return a moment in the time of day; 0 for none, as messages have it."""
+        """Return a moment as epoch seconds; 0 for None, as messages have it."""
         return self._state().day(at) if at else 0.0
 
     def name_of(self, node: NodeName) -> str:
         return self._here if node == HERE else node
 
-    # --- parts of it -----------------------------------------------------------------------------------
+    # --- parts of a view --------------------------------------------------------------------------------
 
     def _state_word(self, job: Job) -> str:
         match job.state:
@@ -120,8 +120,8 @@ class JobViews:
             case Placing(parts=parts):
                 if not any(part.state is AttemptState.WAITING for part in parts):
                     return "placing"
-                told = self._told(job)
-                return HELD if told is not None and told.code == HELD else "queued"
+                reason = self._better_reason(job)
+                return HELD if reason is not None and reason.code == HELD else "queued"
             case Running(parts=parts):
                 if any(is_silent(part, self._state(), self._now()) for part in parts):
                     return "unknown"
@@ -150,7 +150,7 @@ class JobViews:
             attempt=one.number, started_at=self.day(one.started_at), ended_at=self.day(one.ended_at)
         )
         for part in one.parts:
-            told = view.parts.add(
+            part_view = view.parts.add(
                 node=self.name_of(part.node),
                 state=AttemptState.ENDED,
                 lease_id=part.lease or "",
@@ -158,7 +158,7 @@ class JobViews:
                 reason=part.reason,
             )
             if part.exit_code is not None:
-                told.exit_code = part.exit_code
+                part_view.exit_code = part.exit_code
         return view
 
     def _add_times(self, view: jobs_pb2.Job, job: Job) -> None:
@@ -173,9 +173,9 @@ class JobViews:
                 view.exit_code = code
 
     def _add_reason(self, view: jobs_pb2.Job, job: Job) -> None:
-        told = self.why(job)
-        if told is not None:
-            view.reason, view.hint, view.position = told.sentence, told.hint, told.position
+        reason = self.why(job)
+        if reason is not None:
+            view.reason, view.hint, view.position = reason.sentence, reason.hint, reason.position
 
 
 def default_name(job: str) -> str:
@@ -270,7 +270,7 @@ def _add_inventory(view: jobs_pb2.PoolNode, inventory: Inventory, member: Member
 
 
 def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:
-    """Return the GPUs of a node with the free room that the node reported last."""
+    """Return the GPUs of a node with the free capacity that the node reported last."""
     troubles = dict(member.free.troubles)
     stray: dict[GpuId, int] = {}
     for gpu, size in member.free.stray_bytes:

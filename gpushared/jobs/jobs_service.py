@@ -30,7 +30,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.model.units import shown
 from gpushared.jobs import job_search as search
-from gpushared.jobs.job_requests import Wanted, is_array_id, read_submit
+from gpushared.jobs.job_requests import RequestedJobs, is_array_id, read_submit
 from gpushared.jobs.job_search import JobArchive, JobQuery
 from gpushared.jobs.job_views import OVER, JobViews
 from gpushared.net.intake import Admitted, CallerTurns
@@ -39,7 +39,7 @@ MAX_BATCH = 64
 MAX_AFTER = 1000
 MAX_WAIT_SECONDS = 60.0
 MAX_GRACE_SECONDS = 3600
-AT_ONCE = 256
+SUBMITTED_AT_ONCE = 256
 """Send at most this many jobs of an array to the loop at a time, so that other events come in between."""
 LONG_CALLS, LONG_CALLS_OF_A_PERSON = 8, 1
 """Run this many calls that read much at a time, in all and for one person; all other work waits for a step of
@@ -47,7 +47,8 @@ each of these calls."""
 LONG_SECONDS = 30.0
 """A call that reads much waits this long for its turn."""
 SHOWN_AT_ONCE = 16
-Check = Callable[[Wanted, Owner], Awaitable[None]]
+"""Render this many jobs of a list before other tasks run."""
+Check = Callable[[RequestedJobs, Owner], Awaitable[None]]
 """Raises an error for a job that could never run, before the job is stored."""
 
 
@@ -63,7 +64,7 @@ class CoordinatorPort(Protocol):
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
 
 
-async def _no_check(wanted: Wanted, owner: Owner) -> None:
+async def _no_check(wanted: RequestedJobs, owner: Owner) -> None:
     pass
 
 
@@ -75,19 +76,19 @@ def _no_notices() -> Sequence[str]:
     return ()
 
 
-def _knows_all() -> str:
+def _knows_all_jobs() -> str:
     return ""
 
 
-def _real() -> bool:
+def _no_simulated() -> bool:
     return False
 
 
-def bounded_seconds(asked: float) -> float:
-    """Return how long a caller may wait for an answer. Raises RequestError if ``asked`` is not a number."""
-    if math.isnan(asked):
+def bounded_seconds(seconds: float) -> float:
+    """Return how long a caller may wait for an answer. Raises RequestError if ``seconds`` is not a number."""
+    if math.isnan(seconds):
         raise RequestError("the time-out is not a number", hint=f"give 0 to {MAX_WAIT_SECONDS:.0f} s")
-    return min(max(asked, 0.0), MAX_WAIT_SECONDS)
+    return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
 
 
 async def in_batch(
@@ -109,34 +110,33 @@ async def in_batch(
 
 
 async def read_after(
-    message: jobs_pb2.SubmitRequest, meant: Callable[[str], Awaitable[Sequence[JobId]]]
+    message: jobs_pb2.SubmitRequest, jobs_named: Callable[[str], Awaitable[Sequence[JobId]]]
 ) -> tuple[After, ...]:
     """Return the jobs that a job waits for, for an array all its jobs. Raises RequestError for too many.
 
-    ``meant`` returns the jobs of a reference. This function calls it for no more references than a job may
-    await other jobs.
+    ``jobs_named`` returns the jobs that a reference names; it is called at most ``MAX_AFTER`` times.
     """
     found: dict[JobId, After] = {}
     _check_after(len(message.after))
     for one in message.after:
         kind = AfterKind.OK if one.ok else AfterKind.ANY
-        for job in await meant(one.job_id):
+        for job in await jobs_named(one.job_id):
             found[job] = After(job, kind)
         _check_after(len(found))
     return tuple(found.values())
 
 
-def _check_after(number: int) -> None:
-    if number > MAX_AFTER:
+def _check_after(count: int) -> None:
+    if count > MAX_AFTER:
         raise RequestError(
-            f"a job can wait for {MAX_AFTER} others at most, not {number}",
+            f"a job can wait for {MAX_AFTER} others at most, not {count}",
             hint="let one job wait for them in steps",
         )
 
 
-def _not_known_yet(reference: str, lacks: str) -> Unavailable:
+def _not_known_yet(reference: str, why_incomplete: str) -> Unavailable:
     return Unavailable(
-        f"what job {shown(reference)} is cannot be told yet: {lacks}",
+        f"what job {shown(reference)} is cannot be told yet: {why_incomplete}",
         hint="try again in a moment; `gpushare pool status` names who is waited for",
     )
 
@@ -144,31 +144,31 @@ def _not_known_yet(reference: str, lacks: str) -> Unavailable:
 class JobsService:
     """Serve jobs. ``notices`` go to every reader of a list; ``stop_grace_seconds`` is the default.
 
-    ``lacks`` returns why some jobs may still be unknown, or an empty text. Until then no answer says that a
-    job does not exist, and no answer shows a part of an array as the whole. ``simulated`` is True if some of
-    the GPUs here are simulated.
+    ``why_incomplete`` returns why some jobs may still be unknown, or an empty text once all are known. Before,
+    no answer says that a job does not exist or shows a part of an array as the whole. ``simulated`` returns
+    True if some GPUs are simulated.
     """
 
     def __init__(
         self,
-        machine: CoordinatorPort,
-        past: JobArchive,
+        loop: CoordinatorPort,
+        archive: JobArchive,
         views: JobViews,
         *,
         presets: Callable[[], Mapping[str, RequestSpec]] = _no_presets,
         check: Check = _no_check,
         notices: Callable[[], Sequence[str]] = _no_notices,
-        lacks: Callable[[], str] = _knows_all,
-        simulated: Callable[[], bool] = _real,
+        why_incomplete: Callable[[], str] = _knows_all_jobs,
+        simulated: Callable[[], bool] = _no_simulated,
         stop_grace_seconds: int = 10,
     ) -> None:
         self.views = views
-        self._machine = machine
-        self._past = past
+        self._loop = loop
+        self._archive = archive
         self._presets = presets
         self._check = check
         self._notices = notices
-        self._lacks = lacks
+        self._why_incomplete = why_incomplete
         self._simulated = simulated
         self._stop_grace_seconds = stop_grace_seconds
         self._turns = CallerTurns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
@@ -177,7 +177,7 @@ class JobsService:
         """Hold a turn around a call that reads much. Raises LimitReached."""
         return self._turns.of(Admitted(owner.person))
 
-    # --- taking ----------------------------------------------------------------------------------------
+    # --- submitting ------------------------------------------------------------------------------------
 
     async def submit(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
@@ -188,18 +188,20 @@ class JobsService:
         """
         wanted = await self.read(message, owner, origin=origin)
         first, _ = wanted.jobs[0]
-        if first not in self._machine.state.jobs and first not in self._machine.state.ended:
+        if search.known_job(self._loop.state, first) is None:
             await self._check(wanted, owner)
-        jobs = await self._keep(wanted, owner)
+        jobs = await self._store(wanted, owner)
         array = jobs[0].spec.array if wanted.array is not None else None
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
 
-    async def read(self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE) -> Wanted:
+    async def read(
+        self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
+    ) -> RequestedJobs:
         """Read the jobs of a request and check them on their own; nothing is stored."""
-        after = await read_after(message, lambda word: self._meant(word, owner))
+        after = await read_after(message, lambda word: self._jobs_named(word, owner))
 
         def is_known(job: JobId) -> bool:
-            known = self._machine.state.jobs.get(job) or self._machine.state.ended.get(job)
+            known = search.known_job(self._loop.state, job)
             return known is not None and known.spec.owner.principal == owner.principal
 
         return read_submit(message, owner, after, self._presets(), origin=origin, is_known=is_known)
@@ -209,50 +211,53 @@ class JobsService:
     ) -> jobs_pb2.SubmitBatchAnswer:
         return await in_batch(message, lambda one: self.submit(one, owner))
 
-    async def _meant(self, reference: str, owner: Owner) -> list[JobId]:
-        is_array = is_array_id(reference) or search.array_called(self._machine.state, reference, owner)
-        if is_array and (jobs := await self._of_array(reference, owner)):
+    async def _jobs_named(self, reference: str, owner: Owner) -> list[JobId]:
+        is_array = is_array_id(reference) or search.array_called(self._loop.state, reference, owner)
+        if is_array and (jobs := await self._all_of_array(reference, owner)):
             return jobs
-        return [(await self._find(reference, owner)).id]
+        return [(await self.find(reference, owner)).id]
 
-    async def _of_array(self, array: str, owner: Owner) -> list[JobId]:
-        """Return all jobs, or more than a job can wait for. Pages are short if they read others' jobs."""
+    async def _all_of_array(self, array: str, owner: Owner) -> list[JobId]:
+        """Return all jobs of the array, or a part of them that is more than a job can wait for.
+
+        A page may be short or empty though more follow, because jobs of others are left out.
+        """
         found: list[JobId] = []
-        asked = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
+        query = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
         while True:
-            page = await search.page(self._machine.state, self._past, asked, owner)
+            page = await search.page(self._loop.state, self._archive, query, owner)
             found += (job.id for job in page.jobs)
-            asked = replace(asked, token=page.next_token)
-            if not asked.token or len(found) > MAX_AFTER:
+            query = replace(query, token=page.next_token)
+            if not query.token or len(found) > MAX_AFTER:
                 return found
 
-    async def _keep(self, wanted: Wanted, owner: Owner) -> list[Job]:
+    async def _store(self, wanted: RequestedJobs, owner: Owner) -> list[Job]:
         """Store the jobs durably. If one job of an array is refused, cancel the jobs before it."""
-        kept: list[Job] = []
+        stored: list[Job] = []
         events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
-        for first in range(0, len(events), AT_ONCE):
+        for first in range(0, len(events), SUBMITTED_AT_ONCE):
             answers = await asyncio.gather(
-                *map(self._machine.send, events[first : first + AT_ONCE]), return_exceptions=True
+                *map(self._loop.send, events[first : first + SUBMITTED_AT_ONCE]), return_exceptions=True
             )
-            kept += [one for one in answers if isinstance(one, Job)]
+            stored += [one for one in answers if isinstance(one, Job)]
             refused = next((one for one in answers if isinstance(one, BaseException)), None)
             if refused is not None:
-                await self._take_back(kept, owner)
+                await self._cancel_stored(stored, owner)
                 raise refused
-        return kept
+        return stored
 
-    async def _take_back(self, jobs: Sequence[Job], owner: Owner) -> None:
+    async def _cancel_stored(self, jobs: Sequence[Job], owner: Owner) -> None:
         events = (CancelAsked(job.id, owner, 0) for job in jobs if not isinstance(job.state, Ended))
-        await asyncio.gather(*map(self._machine.send, events), return_exceptions=True)
+        await asyncio.gather(*map(self._loop.send, events), return_exceptions=True)
 
     # --- reading ---------------------------------------------------------------------------------------
 
     async def get(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.Job:
-        return self.views.job(await self._find(message.job_id, owner))
+        return self.views.job(await self.find(message.job_id, owner))
 
     async def list_jobs(self, message: jobs_pb2.ListJobsRequest, owner: Owner) -> jobs_pb2.ListJobsResponse:
         """Return a page of jobs."""
-        asked = JobQuery(
+        query = JobQuery(
             ended=message.ended,
             everybody=message.all,
             array=message.array_id,
@@ -260,7 +265,7 @@ class JobsService:
             token=message.page_token,
         )
         async with self.turn(owner):
-            found = await search.page(self._machine.state, self._past, asked, owner)
+            found = await search.page(self._loop.state, self._archive, query, owner)
             if message.array_id:
                 await self._check_whole(message.array_id, found, owner)
             return jobs_pb2.ListJobsResponse(
@@ -281,28 +286,28 @@ class JobsService:
     async def wait(self, message: jobs_pb2.WaitJobRequest, owner: Owner) -> jobs_pb2.Job:
         """Return the job when it no longer looks as in the token."""
         seconds = bounded_seconds(message.timeout_seconds)
-        job = await self._find(message.job_id, owner)
+        job = await self.find(message.job_id, owner)
         until = time.monotonic() + seconds
-        while (view := self.views.job(self._again(job))).token == message.token:
+        while (view := self.views.job(self._newest(job))).token == message.token:
             left = until - time.monotonic()
-            if left <= 0 or isinstance(self._again(job).state, Ended):
+            if left <= 0 or isinstance(self._newest(job).state, Ended):
                 break
-            await self._machine.job_changed(job.id, left)
+            await self._loop.job_changed(job.id, left)
         return view
 
     async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
         """Yield the job after each change, until it is over."""
-        job = await self._find(message.job_id, owner)
+        job = await self.find(message.job_id, owner)
         view, token = None, ""
         while view is None or view.state not in OVER:
-            asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=token, timeout_seconds=MAX_WAIT_SECONDS)
-            view = await self.wait(asked, owner)
+            request = jobs_pb2.WaitJobRequest(job_id=job.id, token=token, timeout_seconds=MAX_WAIT_SECONDS)
+            view = await self.wait(request, owner)
             if view.token != token:
                 yield view
             token = view.token
 
     async def explain(self, message: jobs_pb2.JobRef, owner: Owner) -> jobs_pb2.JobExplanation:
-        job = await self._find(message.job_id, owner)
+        job = await self.find(message.job_id, owner)
         async with self.turn(owner):
             why = self.views.why_in_full(job)
             return jobs_pb2.JobExplanation(
@@ -317,49 +322,45 @@ class JobsService:
     # --- changing --------------------------------------------------------------------------------------
 
     async def cancel(self, message: jobs_pb2.CancelJobRequest, owner: Owner) -> jobs_pb2.Job:
-        job = await self._find(message.job_id, owner)
+        job = await self.find(message.job_id, owner)
         grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
         if not 0 <= grace <= MAX_GRACE_SECONDS:
             raise RequestError(
                 f"a grace of {grace} s is not possible", hint=f"give 0 to {MAX_GRACE_SECONDS} seconds"
             )
-        return await self._told(CancelAsked(job.id, owner, grace), job)
+        return await self._view_after(CancelAsked(job.id, owner, grace), job)
 
     async def hold(self, message: jobs_pb2.HoldJobRequest, owner: Owner) -> jobs_pb2.Job:
-        job = await self._find(message.job_id, owner)
-        return await self._told(JobHoldAsked(job.id, owner, message.held), job)
+        job = await self.find(message.job_id, owner)
+        return await self._view_after(JobHoldAsked(job.id, owner, message.held), job)
 
     async def set_priority(self, message: jobs_pb2.JobPriorityRequest, owner: Owner) -> jobs_pb2.Job:
-        job = await self._find(message.job_id, owner)
-        return await self._told(JobPriorityAsked(job.id, owner, message.priority), job)
+        job = await self.find(message.job_id, owner)
+        return await self._view_after(JobPriorityAsked(job.id, owner, message.priority), job)
 
-    async def _told(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
-        return self.views.job(await self._machine.send(event) or self._again(job))
+    async def _view_after(self, event: PoolEvent, job: Job) -> jobs_pb2.Job:
+        return self.views.job(await self._loop.send(event) or self._newest(job))
 
     # --- finding ---------------------------------------------------------------------------------------
 
     async def find(self, reference: str, owner: Owner) -> Job:
-        """Return the job that the reference names. Raises NotFound, RequestError."""
-        return await self._find(reference, owner)
-
-    async def _find(self, reference: str, owner: Owner) -> Job:
+        """Return the job that the reference names. Raises NotFound, RequestError, Unavailable."""
         try:
-            return await search.find(self._machine.state, self._past, reference, owner)
+            return await search.find(self._loop.state, self._archive, reference, owner)
         except NotFound:
-            if lacks := self._lacks():
-                raise _not_known_yet(reference, lacks) from None
+            if why_incomplete := self._why_incomplete():
+                raise _not_known_yet(reference, why_incomplete) from None
             raise
 
     async def _check_whole(self, array: str, found: search.JobPage, owner: Owner) -> None:
         """Raises Unavailable if the result may lack jobs of the array."""
-        if not (lacks := self._lacks()):
+        if not (why_incomplete := self._why_incomplete()):
             return
-        if found.jobs and self._machine.state.recovering_since is not None:
-            raise _not_known_yet(array, lacks)
+        if found.jobs and self._loop.state.recovering_since is not None:
+            raise _not_known_yet(array, why_incomplete)
         if not found.jobs:
-            await self._find(array, owner)  # a single job's id looks like an array's
+            await self.find(array, owner)  # a single job's id looks like an array's
 
-    def _again(self, job: Job) -> Job:
-        """Return the job as it is now."""
-        state = self._machine.state
-        return state.jobs.get(job.id) or state.ended.get(job.id) or job
+    def _newest(self, job: Job) -> Job:
+        """Return the job as it is now, or as given if the state has forgotten the job."""
+        return search.known_job(self._loop.state, job.id) or job

@@ -1,4 +1,4 @@
-"""Let the time of a pool go on when another machine leads: its times are by the leader's clock."""
+"""Continue the pool's clock, which is the leader's, when another machine leads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 KEEP_SECONDS = 60.0
 CLOCK = "pool/clock"
-"""The record says how far the leader's clock had got, and how far the time of day was ahead of that clock."""
+"""This record has the leader's clock at one moment, and by how much the time of day was ahead of that clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderClock:
-    """Implement a ``Clock`` by that of this machine and a number of seconds."""
+    """Implement a ``Clock``: this machine's clock plus ``seconds``."""
 
     clock: Clock
     seconds: float
@@ -54,41 +54,41 @@ class ClockOfLoop:
         self.loop.clock.keep()
 
 
-async def continued(store: JobStore, clock: Clock) -> LeaderClock:
-    """Return a clock that goes on where the last leader's clock was. Raises as the store does.
+async def clock_after_last_leader(store: JobStore, clock: Clock) -> LeaderClock:
+    """Return a clock that goes on where the last leader's clock was. Raises the store's errors.
 
-    The two machines agree on the time of day, as well as they are synchronised; on the machine of the last
-    leader the time since its boot says more. Time never goes back, so that nothing in the store is of the
-    future.
+    On another machine the time of day says how much time has passed since; on the last leader's machine, if it
+    was not rebooted, the time since boot does so more exactly. The clock never goes back: otherwise times in
+    the store would lie in the future.
     """
     found = (await store.load(CLOCK)).records.get(CLOCK)
     if found is None:
         return LeaderClock(clock, 0.0)
     try:
-        told = json.loads(found.value)
-        ahead, at, up = float(told["ahead"]), float(told["at"]), float(told.get("up", 0.0))
-        int(ahead + at + up)  # infinity and what is no number raise
+        fields = json.loads(found.value)
+        ahead, at, up = float(fields["ahead"]), float(fields["at"]), float(fields.get("up", 0.0))
+        int(ahead + at + up)  # raises for infinity and NaN
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         log.warning(
             "the store's record %s cannot be read: %s; times go by this machine's clock", CLOCK, error
         )
         return LeaderClock(clock, 0.0)
     by_boot, by_day = at + boottime() - up, clock.now() + clock.ahead() - ahead
-    now = max(at, by_boot if told.get("boot") == boot_id() else by_day)
+    now = max(at, by_boot if fields.get("boot") == boot_id() else by_day)
     return LeaderClock(clock, now - clock.now())
 
 
-def place_of(clock: Clock) -> bytes:
+def clock_record(clock: Clock) -> bytes:
     """Return the value of the record for the leader's clock as it is now."""
-    told = {"ahead": clock.ahead(), "at": clock.now(), "boot": boot_id(), "up": boottime()}
-    return json.dumps(told).encode()
+    fields = {"ahead": clock.ahead(), "at": clock.now(), "boot": boot_id(), "up": boottime()}
+    return json.dumps(fields).encode()
 
 
 async def keep_leader_clock(loop: PoolLoop) -> NoReturn:
     """Keep the record, as long as this coordinator leads."""
     while True:
         try:
-            await loop.write({CLOCK: place_of(loop.clock)})
+            await loop.write({CLOCK: clock_record(loop.clock)})
         except GpushareError as error:
             log.info("the leader's clock is not kept now: %s", error)
         await asyncio.sleep(KEEP_SECONDS)

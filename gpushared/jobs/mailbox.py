@@ -1,4 +1,4 @@
-"""Queue messages for a link, so that a slow other side blocks nobody and fills no memory."""
+"""Queue messages for a link, so that a slow reader blocks no sender and fills no memory."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ class Mailbox(Generic[_Message]):
 
     def __init__(self, max_subjects: int) -> None:
         self._max = max_subjects
-        self._words: OrderedDict[Hashable, Callable[[], _Message | None]] = OrderedDict()
+        self._makers: OrderedDict[Hashable, Callable[[], _Message | None]] = OrderedDict()
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
 
-    def put(self, subject: Hashable, word: Callable[[], _Message | None]) -> bool:
+    def put(self, subject: Hashable, make: Callable[[], _Message | None]) -> bool:
         """Queue a message; return False if there is no room for one more subject.
 
-        A ``word`` that returns None sends nothing.
+        ``make`` returns the message when its turn comes, or None to send nothing.
         """
-        if subject not in self._words and len(self._words) >= self._max:
+        if subject not in self._makers and len(self._makers) >= self._max:
             return False
-        self._words[subject] = word
+        self._makers[subject] = make
         self._filled.set()
         return True
 
     async def take(self) -> _Message:
         """Wait for the next message, and return it."""
         while True:
-            while self._words:
-                _, word = self._words.popitem(last=False)
+            while self._makers:
+                _, make = self._makers.popitem(last=False)
                 self._taken.set()
-                if (message := word()) is not None:
+                if (message := make()) is not None:
                     return message
             self._filled.clear()
             await self._filled.wait()
 
-    async def room(self, subjects: int) -> None:
+    async def wait_until_below(self, subjects: int) -> None:
         """Wait until fewer than this many subjects wait."""
-        while len(self._words) >= subjects:
+        while len(self._makers) >= subjects:
             self._taken.clear()
             await self._taken.wait()
 
     def __len__(self) -> int:
-        return len(self._words)
+        return len(self._makers)

@@ -1,4 +1,4 @@
-"""Read the state of a coordinator's rules from its store; detect a store that has lost some of it."""
+"""Read the state of a coordinator's rules from its store; detect a store that has lost records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredState:
     """Hold all unfinished jobs and the newest finished ones. ``recovering``: a recovery was under way."""
 
     revision: int
@@ -48,14 +48,14 @@ class Stored:
     recovering: bool
 
 
-async def load(store: JobStore, ended_kept: int) -> Stored:
+async def load(store: JobStore, ended_kept: int) -> StoredState:
     """Read the store. Raises the store's errors, and StoreUnavailable for an unreadable record."""
     live = await load_jobs(store)
     over = await newest_over(store, ended_kept)
     over += await awaited(store, live, {job.id for job in over})
     members, accounts = await load_members(store), await load_accounts(store)
     mark = await store.load(RECOVERING)
-    return Stored(
+    return StoredState(
         revision=mark.revision,
         jobs=(*live, *over),
         members=members,
@@ -86,49 +86,46 @@ async def restored(
     ahead_seconds: float = 0.0,
     enrolled: Iterable[Member] = (),
     is_behind: bool | None = None,
-    followed: Stored | None = None,
+    followed: StoredState | None = None,
 ) -> PoolState:
-    """Return the state of a coordinator that leads with ``epoch``; all of the state is in the store.
+    """Read the state of a coordinator that leads with ``epoch``, and store what this changes.
 
-    ``now`` and ``ahead_seconds`` are by the coordinator's clock.
-
-    ``enrolled`` are the members according to the authority that signed their certificates. ``is_behind`` is
-    the store's own word (``JobStore.is_behind``).
-    ``followed`` is the whole store, if the caller has followed it: such a store has everything that was ever
-    written. Raises as the store does.
+    ``now`` and ``ahead_seconds`` are by the coordinator's clock. ``enrolled`` are the members with a certificate
+    of the pool's authority. ``is_behind`` is the result of ``JobStore.is_behind``. ``followed`` is the whole
+    store, if the caller has followed it, and nothing of it is missing. Raises the store's errors.
     """
     stored = followed or await load(store, rules.ended_kept)
     enrolled = tuple(enrolled)
-    lacking = _lacking(stored, enrolled)
-    lost = _is_old(stored, lacking, is_behind=is_behind)
-    # With very many jobs it takes so long that the lease of a leader would end, if the event loop waited.
+    not_in_store = _not_in_store(stored, enrolled)
+    has_lost = _has_lost_records(stored, not_in_store, is_behind=is_behind)
+    # With very many jobs this takes long: the leader's lease would end if the event loop waited.
     state = await asyncio.to_thread(
         restore,
         rules,
         epoch=epoch,
         jobs=stored.jobs,
-        members=(*stored.members, *lacking),
+        members=(*stored.members, *not_in_store),
         accounts=stored.accounts,
         revision=stored.revision,
         now=now,
         ahead_seconds=ahead_seconds,
-        from_copy=stored.recovering or lost,
+        from_copy=stored.recovering or has_lost,
         complete=followed is not None,
     )
-    gone = _gone(stored, enrolled)
-    state.waived |= {one.name for one in gone}
-    changes = _changes(stored, state, (*lacking, *_excused(gone, state)))
+    forgotten = _forgotten_for_good(stored, enrolled)
+    state.waived |= {one.name for one in forgotten}
+    changes = _changes(stored, state, (*not_in_store, *_excuse(forgotten, state)))
     state.revision = await _write(store, epoch, changes) or state.revision
     return state
 
 
-def _lacking(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+def _not_in_store(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
     """Return the members that have a certificate and are not in the store."""
     known = {member.name for member in stored.members}
     return [member for member in enrolled if member.name not in known]
 
 
-def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
+def _forgotten_for_good(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
     """Return forgotten members without a certificate: they have not come back and can report nothing.
 
     A recovery would wait for them for ever.
@@ -137,17 +134,17 @@ def _gone(stored: Stored, enrolled: Iterable[Member]) -> list[Member]:
     return [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
 
 
-def _excused(gone: Iterable[Member], state: PoolState) -> list[Member]:
-    """Mark members that a recovery does not await: on return they may know more than the store."""
+def _excuse(forgotten: Iterable[Member], state: PoolState) -> list[Member]:
+    """Mark members that a recovery does not await, and return them: after a return they may know more."""
     if state.recovering_since is None:
         return []
-    found = [replace(state.members[one.name], excused=True) for one in gone if not one.excused]
+    found = [replace(state.members[one.name], excused=True) for one in forgotten if not one.excused]
     for one in found:
         state.members = state.members.put(one.name, one)
     return found
 
 
-def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> list[Changes]:
+def _changes(stored: StoredState, state: PoolState, members: Iterable[Member]) -> list[Changes]:
     """Return the changes to the store: these members, and the recovery mark if it changed."""
     changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
     if (state.recovering_since is not None) != stored.recovering:
@@ -155,15 +152,17 @@ def _changes(stored: Stored, state: PoolState, members: Iterable[Member]) -> lis
     return changes
 
 
-def _is_old(stored: Stored, lacking: Sequence[Member], *, is_behind: bool | None) -> bool:
+def _has_lost_records(stored: StoredState, not_in_store: Sequence[Member], *, is_behind: bool | None) -> bool:
     """Return True if the store has less than it once had, and log that.
 
-    If the store is as far as it ever was, the coordinator had just signed the lacking members when it ended.
+    If the store is as far as it ever was, the coordinator had just signed these members' certificates when it ended.
     """
-    if not (bool(lacking) if is_behind is None else is_behind):
+    if not (bool(not_in_store) if is_behind is None else is_behind):
         return False
     log.warning(
-        "the store is an old copy, or lost some: revision=%d lacking=%d nodes", stored.revision, len(lacking)
+        "the store is an old copy, or lost some: revision=%d lacking=%d nodes",
+        stored.revision,
+        len(not_in_store),
     )
     return True
 
@@ -191,7 +190,7 @@ def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
 
 
 async def awaited(store: JobStore, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
-    """Return finished jobs, however long over, that other jobs still await."""
+    """Return finished jobs that unfinished jobs wait for, even if they ended long ago."""
     there = {job.id for job in live}.union(known)
     wanted = {after.job for job in live for after in job.awaits} - there
     archive = Archive(store)
@@ -200,7 +199,7 @@ async def awaited(store: JobStore, live: Sequence[Job], known: Collection[JobId]
 
 
 async def newest_over(store: JobStore, limit: int) -> list[Job]:
-    """Return so many of the jobs that ended last."""
+    """Return the jobs that ended last, at most ``limit``."""
     archive = Archive(store)
     found: list[Job] = []
     token = ""

@@ -1,4 +1,4 @@
-"""Tell how a coordinator stands by: who leads, how old its answers are, and when that changes."""
+"""Hold who leads while a coordinator stands by, and how old its answers are; wake callers when it leads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpushared.domain.model.errors import NotLeader
 
 MAX_HOLD_SECONDS = 20.0
 OLD_SECONDS = 15.0
-"""A leader's lease may have ended unseen by a coordinator that has not heard of etcd for as long. The watch of one
-that etcd answers is at most half as old."""
+"""After this time without an answer of etcd, the leader's lease may have ended unnoticed. While etcd answers, the
+age stays below half of this."""
 
 
 class Standby:
-    """Hold what a coordinator that does not lead tells its callers, or one that may not lead any more."""
+    """Make the answers of a coordinator that stands by, or that led and may lead no more."""
 
     def __init__(self, name: str, age_seconds: Callable[[], float], *, is_deposed: bool = False) -> None:
-        """Take the coordinator's name, and the function that returns how old its view of the store is.
+        """``age_seconds`` returns how old this coordinator's view of the store is.
 
         With ``is_deposed`` it has led, and another one may lead by now.
         """
@@ -80,11 +80,11 @@ class Standby:
         return f"etcd has not answered it for {self.age_seconds():.0f} s"
 
     async def until_leading(self, seconds: float, lost_epoch: int) -> None:
-        """Wait until this coordinator leads.
+        """Wait until this coordinator leads, at most for ``seconds``.
 
-        Raises NotLeader when another one leads with a higher epoch than ``lost_epoch``, that of the leader which
-        the caller does not reach, or the time is over; and at once if this coordinator has led, since it ends
-        before it leads again.
+        ``lost_epoch`` is the epoch of the leader that the caller does not reach. Raises NotLeader once another
+        coordinator leads with a higher epoch, when the time is over, and at once for a deposed coordinator,
+        because its process ends before it leads again.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, MAX_HOLD_SECONDS)):

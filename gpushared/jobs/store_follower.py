@@ -24,7 +24,7 @@ from gpushared.jobs.job_records import (
     read_job,
     read_member,
 )
-from gpushared.jobs.restore import Stored, awaited, load_accounts, load_jobs, load_members, newest_over
+from gpushared.jobs.restore import StoredState, awaited, load_accounts, load_jobs, load_members, newest_over
 from gpushared.ports.job_store import Conflict, Record, SharedStore, StoreChange
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,16 @@ _Kept = TypeVar("_Kept")
 
 
 class StoreFollower:
-    """Keep the store's jobs, members and accounts decoded.
+    """Keep a decoded copy of the store's jobs, members and accounts.
 
-    ``noticed`` gets the keys of all other changes, and an empty key if some may have been missed.
+    ``on_other_change`` is called with the key of each other record that changed, and with an empty key if
+    changes may have been missed.
     """
 
-    def __init__(self, store: SharedStore, ended_kept: int, noticed: Callable[[str], None]) -> None:
+    def __init__(self, store: SharedStore, ended_kept: int, on_other_change: Callable[[str], None]) -> None:
         self._store = store
         self._ended_kept = ended_kept
-        self._noticed = noticed
+        self._on_other_change = on_other_change
         self._jobs: dict[JobId, Job] = {}
         self._over: dict[JobId, Job] = {}
         self._members: dict[NodeName, Member] = {}
@@ -55,7 +56,7 @@ class StoreFollower:
         self._changed = asyncio.Event()
         self.revision = 0
         self.problem: GpushareError | None = None
-        """Why the store cannot be followed now."""
+        """Why the store cannot be followed now; None while it is followed."""
 
     async def load(self) -> None:
         """Read all of the store. Raises the store's errors."""
@@ -80,7 +81,7 @@ class StoreFollower:
                 if self.problem is not None:
                     await self.load()
                     self.problem = None
-                    self._noticed("")
+                    self._on_other_change("")
                 async for change in self._store.watch("", self.revision):
                     self._apply(change)
                     failures = 0
@@ -92,7 +93,7 @@ class StoreFollower:
                 failures += 1
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_SECONDS, longest=LONGEST_SECONDS))
 
-    async def reached(self, revision: int, seconds: float) -> None:
+    async def until_reached(self, revision: int, seconds: float) -> None:
         """Wait until all changes up to this revision were followed. Raises TimedOut."""
         try:
             async with asyncio.timeout(seconds):
@@ -101,14 +102,14 @@ class StoreFollower:
         except TimeoutError:
             raise TimedOut(f"the store was not followed up to revision {revision} in {seconds:g} s") from None
 
-    async def stored(self) -> Stored:
+    async def stored(self) -> StoredState:
         """Return the store as it was followed so far. Raises the store's errors."""
         live = tuple(self._jobs.values())
         over = tuple(self._over.values())
         members, revision, recovering = tuple(self._members.values()), self.revision, self._recovering
         accounts = await asyncio.to_thread(read_accounts, dict(self._accounts))
         over += tuple(await awaited(self._store, live, {job.id for job in over}))
-        return Stored(revision, (*live, *over), members, accounts, recovering)
+        return StoredState(revision, (*live, *over), members, accounts, recovering)
 
     def _apply(self, change: StoreChange) -> None:
         """Apply one change. Raises StoreUnavailable for a record of another version."""
@@ -126,7 +127,7 @@ class StoreFollower:
         elif key == RECOVERING:
             self._recovering = value is not None
         else:
-            self._noticed(key)
+            self._on_other_change(key)
         self._reach(change.revision)
 
     def _forget_oldest(self) -> None:

@@ -92,7 +92,7 @@ class PoolServices:
             time.time,
         )
         self._make_tunnels(runtime_dir, host, orders)
-        job_services.outbox.teller = self.link
+        job_services.outbox.sender = self.link
         self._follow_membership()
 
     def _make_tunnels(self, runtime_dir: Path, host: JobHost, orders: OrderAudit) -> None:
@@ -110,7 +110,7 @@ class PoolServices:
             self._vouch,
             lambda error: error_of(error, "the pool's coordinator"),
         )
-        self.link.guests.open_tunnel = self._ends.open
+        self.link.receivers.open_tunnel = self._ends.open
 
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""

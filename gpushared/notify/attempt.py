@@ -14,14 +14,14 @@ class Delivered:
 class TryAgain:
     """The receiver could not be reached, or cannot take the notification now."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
     """The receiver refuses the notification, and would refuse it again."""
 
-    why: str
+    reason: str
 
 
 Attempt = Delivered | TryAgain | GivenUp

@@ -1,8 +1,8 @@
 """Keep notifications until their receivers have them, and deliver each at least once.
 
-A notification is written right after the step that it tells of. Every receiver has a task of its own, which
-delivers one notification after the other, so that a receiver that is slow or away delays no other. Receivers
-that runs name share a bounded number of attempts under way, and each user has few of them.
+A notification is written right after the step that it reports. Each receiver has its own task, which delivers
+one notification after the other, so that a slow or absent receiver delays no other. Deliveries to receivers
+that users named for their runs are bounded at a time, in all and for each user.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gpushared.storage.notification_file import Delivery, NewEvent, OutboxConten
 log = logging.getLogger(__name__)
 
 PART = "notifications"
-MOST_BUFFERED = 2000
+MAX_BUFFERED = 2000
 """Let this many notifications wait in memory while the file cannot be written; further ones are lost."""
 BATCH = 200
-AT_ONCE = 16
-AT_ONCE_OF_A_USER = 2
+DELIVERIES_AT_ONCE = 16
+DELIVERIES_AT_ONCE_OF_A_USER = 2
 PRUNE_SECONDS = 60.0
 RECENT_SECONDS = 86400.0
-"""After a restart an event that is older than this is not told any more."""
+"""After a restart, send no event that is older than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTiming:
-    """Say how long to wait after failed attempts, and before the file is tried again."""
+    """Hold the seconds to wait after failed attempts, and before the file is tried again."""
 
     first_seconds: float = 2.0
     longest_seconds: float = 600.0
@@ -72,18 +72,19 @@ class NotificationOutbox:
         self._origin = origin
         self._timing = timing or DeliveryTiming()
         self._buffer: deque[NewEvent] = deque()
-        self._since: dict[str, float] = {}
+        self._configured_since: dict[str, float] = {}
+        """Map each configured target to the time since when it is configured."""
         self._wake = asyncio.Event()
         self.opened = asyncio.Event()
-        """Set once it is known since when there is each target."""
+        """This event is set once the file has been read."""
         self._tasks = TaskSet("the delivery of notifications failed")
-        self._serving: dict[str, asyncio.Task[None]] = {}
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._delivery_tasks: dict[str, asyncio.Task[None]] = {}
+        self._at_once = asyncio.Semaphore(DELIVERIES_AT_ONCE)
         self._of_users: dict[str, asyncio.Semaphore] = {}
-        self._bad: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         self._lost: dict[str, int] = {}
         self._file_trouble = ""
-        self._lacks: list[str] = []
+        self._configuration_problems: list[str] = []
         self.live: Callable[[], Collection[str]] = list
         """Return the subjects whose events must stay known, because they are not over."""
         self.joining: Callable[[int], Awaitable[Iterable[str]]] = _no_cgroups
@@ -101,41 +102,43 @@ class NotificationOutbox:
                 await asyncio.sleep(self._timing.file_seconds)
                 continue
             self._file_works()
-            self._since = dict(contents.targets)
+            self._configured_since = dict(contents.targets)
             for target in contents.waiting:
-                self._serve(target)
+                self._start_deliveries(target)
             self._wake.set()
             self.opened.set()
             return contents
 
     def add(self, events: Iterable[Notification], *, late: bool = False) -> None:
-        """Take events; ``late``: they happened before a restart, and new targets are not told of them."""
+        """Take events. With ``late`` they happened before a restart, and targets configured since do not get them."""
         routes = self._routes()
         for event in events:
-            targets = [one for one in routes.targets_of(event) if not late or self._knew(one, event.at)]
+            targets = [
+                one for one in routes.targets_of(event) if not late or self._was_configured_at(one, event.at)
+            ]
             if not targets:
                 continue
             body = to_text(payload_of(event, self._origin))
             names = tuple(dict.fromkeys(map(str, targets)))
-            if len(self._buffer) >= MOST_BUFFERED:
+            if len(self._buffer) >= MAX_BUFFERED:
                 self._count_lost(dict.fromkeys(names, 1))
                 continue
             self._buffer.append(NewEvent(event.subject, event.kind, event.occasion, body, event.owner, names))
             self._wake.set()
 
-    def _knew(self, target: Target, at: float) -> bool:
-        return target.is_of_run or self._since.get(target.configured, self._clock.now()) <= at
+    def _was_configured_at(self, target: Target, at: float) -> bool:
+        return target.is_of_run or self._configured_since.get(target.configured, self._clock.now()) <= at
 
     def reload(self) -> None:
         """Follow a changed configuration."""
         now = self._clock.now()
         configured = self._routes().configured
         hosts = {read_target(name).shown for name in configured if name.count(" ") > 1}
-        for known in (self._bad, self._lost):
+        for known in (self._failures, self._lost):
             for gone in known.keys() - hosts:
                 del known[gone]
-        self._tell()
-        self._since = {name: self._since.get(name, now) for name in configured}
+        self._report_troubles()
+        self._configured_since = {name: self._configured_since.get(name, now) for name in configured}
         self._tasks.start(self._keep_targets(configured, now))
         self._check_configuration()
 
@@ -146,7 +149,7 @@ class NotificationOutbox:
             log.info("targets of notifications are not written yet: %s", error)
 
     async def run(self) -> None:
-        """Write what was taken, at once, and forget what is too old now and then."""
+        """Write added notifications at once, and every ``PRUNE_SECONDS`` forget old ones."""
         prune_at = 0.0
         while True:
             with contextlib.suppress(TimeoutError):
@@ -180,7 +183,7 @@ class NotificationOutbox:
             for _ in batch:
                 self._buffer.popleft()
             for target in {name for event in batch for name in event.targets}:
-                self._serve(target)
+                self._start_deliveries(target)
 
     async def _prune(self) -> None:
         self._check_configuration()
@@ -191,20 +194,20 @@ class NotificationOutbox:
 
     def _file_failed(self, error: GpushareError) -> None:
         self._file_trouble = f"{error}; {len(self._buffer)} notifications wait"
-        self._tell()
+        self._report_troubles()
 
     def _file_works(self) -> None:
         if self._file_trouble:
             self._file_trouble = ""
-            self._tell()
+            self._report_troubles()
 
     # --- delivery --------------------------------------------------------------------------------------
 
-    def _serve(self, name: str) -> None:
+    def _start_deliveries(self, name: str) -> None:
         """Start the task of a target, unless it runs."""
-        task = self._serving.get(name)
+        task = self._delivery_tasks.get(name)
         if task is None or task.done():
-            self._serving[name] = self._tasks.start(self._deliver_all(name))
+            self._delivery_tasks[name] = self._tasks.start(self._deliver_all(name))
 
     async def _deliver_all(self, name: str) -> None:
         """Deliver what waits for a target, one after the other."""
@@ -213,14 +216,14 @@ class NotificationOutbox:
             try:
                 delivery = await self._file.next_of(name)
                 if delivery is None:
-                    del self._serving[name]  # at once: what comes from now on needs another task
+                    del self._delivery_tasks[name]  # before any wait: a later notification needs a new task
                     return
                 attempt = await self._attempted(target, delivery)
             except (OutboxUnavailable, TimedOut, ConfigError) as error:
                 await self._wait_for_file(error)
                 continue
             failures = failures + 1 if isinstance(attempt, TryAgain) else 0
-            await self._settle(target, delivery, attempt)
+            await self._write_result(target, delivery, attempt)
             timing = self._timing
             await asyncio.sleep(
                 backoff_seconds(failures, first=timing.first_seconds, longest=timing.longest_seconds)
@@ -253,17 +256,17 @@ class NotificationOutbox:
                 cgroups = await self.joining(uid)
                 return await user_command.run(routes.command, uid, text, seconds=seconds, cgroups=cgroups)
 
-    async def _settle(self, target: Target, delivery: Delivery, attempt: Attempt) -> None:
+    async def _write_result(self, target: Target, delivery: Delivery, attempt: Attempt) -> None:
         """Write the result, however long the file takes: what was delivered is not delivered again."""
         match attempt:
             case TryAgain(why):
-                self._went_badly(target, why)
+                self._note_failure(target, why)
                 write = self._file.failed
             case GivenUp(why):
-                self._went_badly(target, f"{why}; the notification is dropped")
+                self._note_failure(target, f"{why}; the notification is dropped")
                 write = self._file.done
             case Delivered():
-                self._went_well(target)
+                self._note_success(target)
                 write = self._file.done
             case unreachable:
                 assert_never(unreachable)
@@ -282,30 +285,30 @@ class NotificationOutbox:
 
     @asynccontextmanager
     async def _turn(self, target: Target) -> AsyncIterator[None]:
-        """Wait for a turn. The site's and projects' own receivers are few, and wait for nobody."""
+        """Wait for a turn. The receivers of the site and of projects are few, and need no turn."""
         if not target.is_owner:
             yield
             return
         user = target.address if target.way is Way.COMMAND else target.scope
-        own = self._of_users.setdefault(user, asyncio.Semaphore(AT_ONCE_OF_A_USER))
+        own = self._of_users.setdefault(user, asyncio.Semaphore(DELIVERIES_AT_ONCE_OF_A_USER))
         async with own, self._at_once:
             yield
 
     # --- troubles --------------------------------------------------------------------------------------
 
-    def _went_well(self, target: Target) -> None:
-        had = self._bad.pop(target.shown, None), self._lost.pop(target.shown, None)
-        if self._lacks:
+    def _note_success(self, target: Target) -> None:
+        had = self._failures.pop(target.shown, None), self._lost.pop(target.shown, None)
+        if self._configuration_problems:
             self._check_configuration()
         if had != (None, None):
-            self._tell()
+            self._report_troubles()
 
-    def _went_badly(self, target: Target, why: str) -> None:
-        """Tell the trouble of a configured target to the node's users, and that of a run's own to the log."""
+    def _note_failure(self, target: Target, why: str) -> None:
+        """Log a failed delivery. If the target is a configured one, show the failure as a trouble too."""
         log.info("notification target=%s failed: %s", target.shown, why)
         if not target.is_owner and self._routes().is_wanted(target):
-            self._bad[target.shown] = why
-            self._tell()
+            self._failures[target.shown] = why
+            self._report_troubles()
 
     def _count_lost(self, dropped: Iterable[str] | dict[str, int]) -> None:
         counts = dict(dropped) if isinstance(dropped, dict) else dict.fromkeys(dropped, 1)
@@ -315,10 +318,10 @@ class NotificationOutbox:
             if not target.is_owner:
                 self._lost[target.shown] = self._lost.get(target.shown, 0) + count
         if counts:
-            self._tell()
+            self._report_troubles()
 
     def _check_configuration(self) -> None:
-        """Find out what the configuration promises and the machine lacks, before an event needs it."""
+        """Find configured targets that this machine cannot reach, before an event needs them."""
         routes, found = self._routes(), []
         mailed = any(f" {Way.MAIL} " in name for name in routes.configured)
         if mailed and sendmail.find_sendmail(routes.site.sendmail) is None:
@@ -328,15 +331,15 @@ class NotificationOutbox:
                 webhook.read_key(Path(path))
             except ConfigError as error:
                 found.append(f"webhooks cannot be signed: {error.message}")
-        if found != self._lacks:
-            self._lacks = found
-            self._tell()
+        if found != self._configuration_problems:
+            self._configuration_problems = found
+            self._report_troubles()
 
-    def _tell(self) -> None:
-        texts = [*self._lacks, *([self._file_trouble] if self._file_trouble else [])]
-        for shown in sorted({*self._bad, *self._lost}):
+    def _report_troubles(self) -> None:
+        texts = [*self._configuration_problems, *([self._file_trouble] if self._file_trouble else [])]
+        for shown in sorted({*self._failures, *self._lost}):
             lost = self._lost.get(shown, 0)
-            parts = [self._bad[shown]] if shown in self._bad else []
+            parts = [self._failures[shown]] if shown in self._failures else []
             parts += [f"{lost} notifications were dropped"] if lost else []
             texts.append(f"notifications to {shown}: {', and '.join(parts)}")
         if texts:

@@ -25,7 +25,7 @@ class Origin:
 
 
 def payload_of(event: Notification, origin: Origin) -> dict[str, Any]:
-    """Return the fields of a notification as its owner gets them. An event has the same id each time."""
+    """Return the fields of a notification for its owner. The same event always gets the same id."""
     identity = sha256(f"{origin.name}\n{event.key}".encode()).hexdigest()[:ID_LENGTH]
     ends_at = None if event.ends_at is None else round(origin.day(event.ends_at), 3)
     return {

@@ -1,4 +1,4 @@
-"""Decide who is told of an event: the targets of the site, of a project, and of the run itself."""
+"""Choose the receivers of an event: the targets of the site, of a project, and of the run itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN = "run:"
 
 
 class Way(StrEnum):
-    """Name the way on which a target is told."""
+    """Name how a target receives notifications."""
 
     WEBHOOK = "webhook"
     MAIL = "mail"
@@ -32,9 +32,9 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Name one receiver. ``scope`` says whose wish it is; ``address``: a URL, a mail address, or a uid.
+    """Name one receiver. ``scope`` names who chose the receiver: the site, a project, or a run's owner.
 
-    The file of notifications has the target as the text of it.
+    ``address`` is a URL, a mail address, or a uid. The file of notifications stores a target as its text.
     """
 
     scope: str
@@ -111,7 +111,7 @@ class Routes:
         return tuple(one for one in self.site.allow if one != MAIL or known)
 
     def targets_of(self, event: Notification) -> tuple[Target, ...]:
-        """Return everybody who is told of an event."""
+        """Return all receivers of an event."""
         if event.kind is NotificationKind.DIGEST:
             return self._of_digest(event.project)
         found = [*_of(SITE, self.site, event.kind)]
@@ -157,14 +157,14 @@ class Routes:
 
     @property
     def secret_files(self) -> frozenset[str]:
-        """Return the files with keys that somebody's webhooks need."""
+        """Return the files with the keys of configured webhooks."""
         with_hooks = [one for one in (self.site, *self.projects.values()) if one.webhooks and one.secret_file]
         return frozenset(one.secret_file for one in with_hooks)
 
     def secret_file(self, target: Target) -> str:
-        """Return the file with the key that signs for a webhook; empty if it is not signed.
+        """Return the file with the key that signs for a webhook; empty for a webhook without a signature.
 
-        A run's own webhook is not: its receiver has no key, and a user could collect signatures by it.
+        A run's own webhook has none: its receiver has no key, and a user could collect signatures.
         """
         if target.scope == SITE:
             return self.site.secret_file

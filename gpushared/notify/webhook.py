@@ -31,8 +31,8 @@ from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 
 SECONDS = 15.0
 """A request with its answer may take this long."""
-MOST_ADDRESSES = 4
-"""A host with many addresses gets this many of them tried."""
+MAX_ADDRESSES = 4
+"""Try at most this many addresses of a host."""
 HEAD_BYTES = 64 * 1024
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the prefix of keys in the specification
 _TRY_LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
@@ -59,11 +59,11 @@ async def post(url: str, body: str, identity: str, at: int, secret_file: str) ->
         return TryAgain(f"it cannot be reached: {error.strerror or error}")
     except (h11.RemoteProtocolError, UnicodeError) as error:
         return TryAgain(f"its answer is not HTTP: {error}")
-    return judged(status)
+    return attempt_of_status(status)
 
 
-def judged(status: int) -> Attempt:
-    """Return the meaning of an answer's status."""
+def attempt_of_status(status: int) -> Attempt:
+    """Return the result of an attempt by the status of its HTTP answer."""
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return Delivered()
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
@@ -139,7 +139,7 @@ async def _connected(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the first of a host's addresses that takes the connection. Raises OSError."""
     failed: OSError = OSError("it has no address")
-    for address in (await _addresses(host, port))[:MOST_ADDRESSES]:
+    for address in (await _addresses(host, port))[:MAX_ADDRESSES]:
         try:
             return await asyncio.open_connection(
                 address, port, ssl=_context() if secure else None, server_hostname=host if secure else None

@@ -1,12 +1,12 @@
 """Serve a connection as a browser's: the shell of the page, assets, calls, the stream, logins.
 
-A browser sends requests that its user did not mean: other pages make it do so, and names that lead to this
-machine by another site's domain (DNS rebinding). All checks of that kind are made here, for all ways in:
+A browser may send requests that its user did not mean: other pages cause them, or another site's name leads to
+this machine (DNS rebinding). This module checks for such requests on all ways in:
 
-- ``gpushare web`` forwards connections to the daemon's socket: the kernel tells the caller, and a session of
+- ``gpushare web`` forwards connections to the daemon's socket: the kernel names the caller, and a session of
   another user is refused.
-- ``[web] listen`` serves TLS: the caller is the session's.
-- A proxy tells the caller of each request (``Access.identify``), and there is no session.
+- ``[web] listen`` serves TLS: the session names the caller.
+- A proxy names the caller of each request (``Access.identify``), and there is no session.
 
 The other ways make an ``Access``, and call ``serve_browser`` with the connection as a ``Wire``: a TLS server
 copies the plain bytes to one end of a pair of sockets, and the other end is the wire.
@@ -46,7 +46,7 @@ PROTOCOL = b"gpushare-browser"
 HOSTS_HEADER = b"gpushare-hosts"
 MAX_HOSTS = 32
 STREAM_SECONDS = 600.0
-"""A browser opens its stream anew after this time, and its user's rights are looked at again."""
+"""A browser opens its stream anew after this time, and the daemon checks its user's rights again."""
 LIMITS = Limits(head_bytes=32 * 1024, idle_seconds=120.0)
 """Other programs on the same host name send their cookies along; a browser opens another connection at will."""
 _CALL = re.compile(r"gpushare\.v1\.([A-Za-z]+/[A-Za-z]+)")
@@ -79,8 +79,8 @@ async def take_over(exchange: Exchange, site: BrowserSite) -> None:
         raise RequestError(
             "connections for browsers begin with an upgrade", hint="`gpushare web` makes such connections"
         )
-    told = (exchange.header(HOSTS_HEADER) or b"").decode("latin-1").lower()
-    hosts = frozenset(name for name in map(str.strip, told.split(",")) if is_host(name))
+    listed = (exchange.header(HOSTS_HEADER) or b"").decode("latin-1").lower()
+    hosts = frozenset(name for name in map(str.strip, listed.split(",")) if is_host(name))
     if len(hosts) > MAX_HOSTS:
         raise RequestError(f"more than {MAX_HOSTS} host names", hint="name fewer")
     head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: %s\r\nConnection: Upgrade\r\n\r\n" % PROTOCOL
@@ -92,7 +92,7 @@ async def take_over(exchange: Exchange, site: BrowserSite) -> None:
 async def serve_browser(wire: Wire, early: bytes, site: BrowserSite, access: Access) -> None:
     """Serve one connection as a browser's until its end, then close it. ``early`` were read from it already.
 
-    A connection whose user is not known has a share of its own; its calls count for the users that they name.
+    A connection without a known user has its own share; its calls count for the users of their sessions.
     """
     share = site.shares.of(access.caller.uid) if access.caller else UserShare(site.shares.limits)
     routes = Routes(
@@ -139,7 +139,7 @@ class _Browser:
                 raise _no_such_path()
             await self._route(exchange, host, target.removeprefix(base), query)
         except (PermissionRefused, NotLoggedIn, LimitReached) as error:
-            self._users.tell_refusal(exchange, target, error)
+            self._users.audit_refusal(exchange, target, error)
             raise
 
     async def _route(self, exchange: Exchange, host: str, path: str, query: str) -> None:
@@ -160,8 +160,11 @@ class _Browser:
                 raise _no_such_path()
             await _send_asset(exchange, asset, [FOR_EVER])
         elif _PAGE.fullmatch(path):
-            if self._access.identify is not None and (error := await self._unknown(exchange)) is not None:
-                self._users.tell_refusal(exchange, f"{self._site.base_path()}{path}", error)
+            if (
+                self._access.identify is not None
+                and (error := await self._refusal_of_user(exchange)) is not None
+            ):
+                self._users.audit_refusal(exchange, f"{self._site.base_path()}{path}", error)
                 await exchange.respond(http_status(error), _page_of(error), content_type=HTML)
                 return
             await _send_asset(exchange, self._site.assets.shell(self._site.base_path()), [])
@@ -253,8 +256,8 @@ class _Browser:
                 raise NotLoggedIn("the session has ended", hint=NEW_LINK_HINT) from None
             exchange.abort()  # a part of an event may have been written
 
-    async def _unknown(self, exchange: Exchange) -> GpushareError | None:
-        """Return why a proxy's user is not known, which no script of the page needs to tell."""
+    async def _refusal_of_user(self, exchange: Exchange) -> GpushareError | None:
+        """Return why a proxy's user may not come in, or None. The answer is then a page that needs no script."""
         try:
             await self._users.of(exchange)
         except GpushareError as error:

@@ -31,12 +31,12 @@ Host and Origin were checked, and the user's streams counted. It may raise error
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Say how a browser's connection came in, and what is believed of it.
+    """Describe how a browser's connection came in, and how its user is identified.
 
     ``hosts``: the names that ``Host`` may have. A name without a port stands for that name with any port.
     ``secure``: the browser speaks TLS, so that cookies are marked ``Secure`` and pages' origins are https.
-    ``caller``: the user that the kernel told. ``identify``: tells the user of each request, instead of a
-    session; it raises an error of the tree where it believes none. With neither, the session tells the user.
+    ``caller``: the user that the kernel named. ``identify``: returns the user of each request, instead of a
+    session; it raises an error of the tree for an unknown user. With neither, the session names the user.
     """
 
     hosts: frozenset[str] = LOOPBACK_NAMES
@@ -47,7 +47,7 @@ class Access:
     address: str = ""
     """This text names the other end in the audit, and tries to log in are counted by it.
 
-    It is empty where the kernel tells the user, and tries need no count.
+    It is empty where the kernel names the user: tries need no count there.
     """
 
 
@@ -72,7 +72,7 @@ class BrowserSite:
     base_path: Callable[[], str]
     """Return the path of the page, which begins and ends with ``/``."""
     identity: str = ""
-    """This text is another daemon's on no machine: browsers keep one cookie for all ports of a host."""
+    """This text differs between the daemons of a machine: browsers keep one cookie for all ports of a host."""
     shares: Shares = field(default_factory=Shares)
     stream: StreamHandler | None = None
     user_of_token: Callable[[str], Awaitable[User]] | None = None
@@ -83,8 +83,8 @@ class BrowserSite:
     assets: Assets = field(default_factory=Assets)
     streams: CallsUnderWay = field(default_factory=lambda: CallsUnderWay(STREAMS_OF_A_USER))
     turns: UserShare = field(default_factory=lambda: UserShare(UserLimits()))
-    """All connections whose user the kernel does not tell take turns with their requests, one in a pass of the
-    event loop: anybody on the network may have many, and send on each without waiting for answers."""
+    """Connections whose user the kernel does not name take turns, one request in a pass of the event loop: anybody
+    on the network may open many connections, and send on each without waiting for answers."""
     tries: Rates = field(
         default_factory=lambda: Rates(time.monotonic, burst=TRIES_BURST, per_second=TRIES_PER_SECOND)
     )

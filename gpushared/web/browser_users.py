@@ -1,4 +1,4 @@
-"""Say whose a browser's request is, and let browsers in and out."""
+"""Identify the user of a browser's request, and log browsers in and out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BrowserUsers:
         self._access = access
 
     async def of(self, exchange: Exchange) -> tuple[Caller, LoginSession | None]:
-        """Return the caller of a request, and the session that tells it. Raises NotLoggedIn and others."""
+        """Return the caller of a request, and its session if it has one. Raises NotLoggedIn, PermissionRefused."""
         if self._access.identify is not None:
             return await self._access.identify(exchange), None
         cookie, session = self.known(exchange)
@@ -86,12 +86,12 @@ class BrowserUsers:
         caller = self._access.caller or await self._site.caller_of(user)
         _, before = self.known(exchange)
         cookie = await self._site.logins.begin(user, before, network=self._access.caller is None)
-        self.tell(caller, CALL, LOGIN)
+        self._audit(caller, CALL, LOGIN)
         await _answer_nothing(exchange, [self._cookie(cookie)])
 
     async def _user_of_login(self, exchange: Exchange) -> User:
-        told = _object(await exchange.read(LOGIN_BYTES))
-        code, token, caller = told.get("code"), told.get("token"), self._access.caller
+        fields = _object(await exchange.read(LOGIN_BYTES))
+        code, token, caller = fields.get("code"), fields.get("token"), self._access.caller
         if isinstance(code, str):
             return self._site.logins.use_code(code, None if caller is None else caller.uid)
         if isinstance(token, str) and self._site.user_of_token is not None:
@@ -103,7 +103,7 @@ class BrowserUsers:
         caller, session = await self.of(exchange)
         if session is not None:
             await self._site.logins.end(session)
-            self.tell(caller, CALL, LOGOUT)
+            self._audit(caller, CALL, LOGOUT)
         exchange.added.clear()
         await _answer_nothing(exchange, [self._cookie("", seconds=0)])
 
@@ -119,15 +119,15 @@ class BrowserUsers:
         ]
         return b"Set-Cookie", "; ".join(parts).encode()
 
-    def tell_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
-        """Write the line of a refusal, but for browsers that only have no session."""
+    def audit_refusal(self, exchange: Exchange, path: str, error: GpushareError) -> None:
+        """Audit a refusal, unless the browser only lacks a session."""
         is_login = path == f"{self._site.base_path()}login"
         if is_login or isinstance(error, PermissionRefused | LimitReached | _OthersSession):
             method, endpoint = (CALL, LOGIN) if is_login else (exchange.method, path)
             stranger = replace(NOBODY, name=self._access.address)
-            self.tell(self._access.caller or stranger, method, endpoint, error)
+            self._audit(self._access.caller or stranger, method, endpoint, error)
 
-    def tell(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
+    def _audit(self, caller: Caller, method: str, endpoint: str, error: GpushareError | None = None) -> None:
         origin, address = self._access.origin, self._access.address
         text = f"from {address}" if address and error is None else ""
         self._site.audit(
@@ -143,9 +143,9 @@ async def _answer_nothing(exchange: Exchange, headers: HeaderList) -> None:
 
 def _object(body: bytes) -> dict[str, object]:
     try:
-        told = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise RequestError("the body is no JSON object", hint='send {"code": "..."}')
-    return told
+    return fields

@@ -56,7 +56,7 @@ class ServerCertificate:
 
 
 class CertificateFiles:
-    """Read the files that ``files`` returns now; None is no TLS. ``changed`` is told of each new result."""
+    """Read the files that ``files`` returns now; None means no TLS. ``changed`` is called after each new result."""
 
     def __init__(
         self,

@@ -52,11 +52,11 @@ REFUSED = Pace(None, None, 300.0, asks_others=True)
 """The audit has a line for each refused call."""
 PaceOf = Callable[[CallWatch], Pace]
 LONG_SECONDS = 60.0
-"""Look at least this often if the answer is due, whatever its pace."""
+"""Check at least this often if the answer is due, whatever its pace."""
 NEXT_SAMPLE_SECONDS = 1.0
-"""Look this often for a sample that is overdue: an idle machine takes few."""
-RESTS = 4
-"""Rest this many times the duration of work that makes everybody wait: a user may watch much."""
+"""Check this often for a new sample once an answer is due by its pace: an idle machine takes few samples."""
+REST_FACTOR = 4
+"""After making an answer, rest this many times its processor time, so that one user's pages leave time for others."""
 KEPT_IN_FILES = frozenset({"gpushare.v1.Audit", "gpushare.v1.History"})
 WITH_AGES = frozenset({"gpushare.v1.Gpus/List", "gpushare.v1.Projects/List"})
 OF_OTHERS = frozenset({"gpushare.v1.Jobs/Nodes"})
@@ -144,20 +144,20 @@ class LiveAnswers:
 
     @asynccontextmanager
     async def _turn(self, live: LiveAnswer, caller: Caller) -> AsyncIterator[None]:
-        """Make a user's answers one after the other, with a rest after work that makes everybody wait.
+        """Make a user's answers one after the other, with a rest after each.
 
-        Answers that ask others take turns of their own, because they wait for long and work little.
+        Answers that ask other machines have turns of their own, because they wait for long and work little.
         """
         asks_others = self._pace_of(live.watch).asks_others
         async with self._turns.setdefault((caller, asks_others), asyncio.Lock()):
-            # The time of the processor: on a busy machine the rest would else grow with others' work.
+            # Count processor time: elapsed time would grow with other programs' work.
             begun = time.thread_time()
             yield
             if not asks_others:
-                await asyncio.sleep(RESTS * (time.thread_time() - begun))
+                await asyncio.sleep(REST_FACTOR * (time.thread_time() - begun))
 
     async def _make(self, live: LiveAnswer, caller: Caller, origin: Origin) -> bool:
-        """Make the answer; return True if the pages must hear of it."""
+        """Make the answer; return True if it or its trouble changed, so that the pages must get it."""
         unary, revision, before = self.calls.calls[live.watch.call], str(self.revisions), live.trouble
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

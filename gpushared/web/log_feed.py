@@ -35,18 +35,18 @@ class LogFeed:
     def __init__(
         self,
         follow: Callable[[], AsyncGenerator[jobs_pb2.LogChunk, None]],
-        look: Callable[[], Awaitable[str]],
+        newest_token: Callable[[], Awaitable[str]],
         changed: Callable[[float], Awaitable[bool]],
         wake: Callable[[], None],
     ) -> None:
-        """``follow`` opens the log, and ``look`` returns a text that changes with the lease or job.
+        """``follow`` opens the log. ``newest_token`` returns a text that changes with the lease or job.
 
-        ``changed`` waits for a change of the daemon's state, at most so many seconds. ``wake`` is called when
+        ``changed`` waits for a change of the daemon's state, at most for the given seconds. ``wake`` is called when
         the page may take lines.
         """
         self.trouble: GpushareError | None = None
         self._follow = follow
-        self._look = look
+        self._newest_token = newest_token
         self._changed = changed
         self._wake = wake
         self._lines = LogLines()
@@ -61,21 +61,21 @@ class LogFeed:
         """Follow the log until this is cancelled."""
         try:
             while True:
-                looks = ""
+                token = ""
                 try:
-                    looks = await self._look()
+                    token = await self._newest_token()
                     while await self._read():
                         continue
                 except GpushareError as error:
                     self.trouble = error
                     self._wake()
-                await self._other_than(looks)
+                await self._wait_for_change(token)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
 
     def news(self) -> dict[str, Any]:
-        """Return the members of an event with what the page lacks; empty for nothing, or nothing yet."""
+        """Return the members of an event with the lines that the page lacks; empty if there is nothing to send now."""
         if not self._is_due:
             return {}
         self._is_due, self._taken_at = False, time.monotonic()
@@ -93,14 +93,14 @@ class LogFeed:
         return news
 
     async def _read(self) -> bool:
-        """Read the log to its end; return True if it must be opened again because it is far ahead."""
+        """Read the log to its end; return True if the log must be opened anew because this feed is too far behind."""
         self._lines, self._is_first, self._is_over, self._begun = LogLines(), True, False, ""
         second, size, behind = time.monotonic(), 0, 0
         async with aclosing(self._follow()) as chunks:
             async for chunk in chunks:
                 self.trouble = None
                 self._lines.add(chunk.data, stderr=chunk.stderr)
-                self._soon()
+                self._schedule_wake()
                 size += len(chunk.data)
                 left = second + 1 - time.monotonic()
                 if left > 0 and size <= BYTES_A_SECOND:
@@ -112,22 +112,22 @@ class LogFeed:
                 second, size = time.monotonic(), 0
         self._lines.end()
         self._is_over = True
-        self._soon()
+        self._schedule_wake()
         return False
 
-    async def _other_than(self, looks: str) -> None:
-        """Wait until the lease or job looks different: its container may have started, or started again."""
+    async def _wait_for_change(self, token: str) -> None:
+        """Wait until the lease or job has another token: its container may have started, or started again."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             try:
-                if await self._look() != looks:
+                if await self._newest_token() != token:
                     return
             except GpushareError as error:
                 self.trouble = error
                 self._wake()
             await self._changed(AGAIN_WITHOUT_CHANGE_SECONDS)
 
-    def _soon(self) -> None:
+    def _schedule_wake(self) -> None:
         if self._timer is None:
             wait = self._taken_at + PAGE_SECONDS - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, wait), self._fire)

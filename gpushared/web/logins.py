@@ -1,8 +1,8 @@
 """Let browsers in: one-time codes, and the sessions that codes become.
 
-A code lets a browser in by one way only, and so does its session: over the network, or over connections whose user
-the kernel tells. There they are worth nothing to other users, who may well see them: a code in the list of processes,
-a cookie at any port of the same host.
+A code and its session are good for one way in only: over the network, or over connections whose user the kernel
+names. On the latter they are worth nothing to other users, who may well see them: a code in the list of processes, a
+cookie at any port of the same host.
 
 A code lives for minutes in memory. A session lives in one small file too, so that it outlives a restart of the
 daemon. Only hashes of codes and cookies are kept: neither a dump of the memory nor the file lets anybody in.
@@ -68,7 +68,7 @@ class LoginSession:
     user: User
     expires_at: float
     network: bool
-    """The session itself tells the user; else it counts only on connections of its user."""
+    """True: the session identifies the user. False: it counts only on connections of its user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Logins:
         self._now = now
         self._codes: dict[str, _Code] = {}
         self._sessions = {} if path is None else _read(path)
-        self._ends: dict[str, set[Callable[[], None]]] = {}
+        self._on_end: dict[str, set[Callable[[], None]]] = {}
         self._writing = asyncio.Lock()
 
     def make_code(self, user: User, *, network: bool = False) -> str:
@@ -152,7 +152,7 @@ class Logins:
         return True
 
     async def end(self, session: LoginSession) -> None:
-        """End a session, and what goes on in it."""
+        """End a session and its streams."""
         self._drop(session.key)
         await self._write()
 
@@ -162,18 +162,18 @@ class Logins:
         return self._seconds()
 
     @contextmanager
-    def while_valid(self, session: LoginSession, ended: Callable[[], None]) -> Iterator[None]:
-        """Call ``ended`` if the session ends while the block runs."""
+    def while_valid(self, session: LoginSession, on_end: Callable[[], None]) -> Iterator[None]:
+        """Call ``on_end`` if the session ends while the block runs."""
         if session.key not in self._sessions:
-            ended()
-        calls = self._ends.setdefault(session.key, set())
-        calls.add(ended)
+            on_end()
+        callbacks = self._on_end.setdefault(session.key, set())
+        callbacks.add(on_end)
         try:
             yield
         finally:
-            calls.discard(ended)
-            if not calls and self._ends.get(session.key) is calls:
-                del self._ends[session.key]
+            callbacks.discard(on_end)
+            if not callbacks and self._on_end.get(session.key) is callbacks:
+                del self._on_end[session.key]
 
     def _expire(self) -> None:
         now = self._now()
@@ -182,11 +182,11 @@ class Logins:
 
     def _drop(self, key: str) -> None:
         self._sessions.pop(key, None)
-        for ended in self._ends.pop(key, ()):
-            ended()
+        for on_end in self._on_end.pop(key, ()):
+            on_end()
 
     async def _write(self) -> None:
-        """Write the file; a browser that is logged in stays so until the daemon ends, if that fails."""
+        """Write the file. If that fails, browsers stay logged in only until the daemon ends."""
         if self._path is None:
             return
         async with self._writing:
@@ -215,7 +215,7 @@ def _without_old(entries: Mapping[str, _Entry], now: float) -> dict[str, _Entry]
 
 
 def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int) -> list[str]:
-    """Return the entries that must go before one more of the user may come."""
+    """Return the keys of the entries that must go before the user may have one more."""
     in_order = sorted(entries, key=lambda key: entries[key].expires_at)
     own = [key for key in in_order if entries[key].user.key == user.key]
     if len(own) >= of_user:
@@ -226,8 +226,8 @@ def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int
 def _read(path: Path) -> dict[str, LoginSession]:
     """Read the sessions; a file that cannot be read has none."""
     try:
-        told = json.loads(path.read_bytes())
-        sessions = [_session(one) for one in told["sessions"]] if told["version"] == VERSION else []
+        data = json.loads(path.read_bytes())
+        sessions = [_session(one) for one in data["sessions"]] if data["version"] == VERSION else []
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -236,7 +236,7 @@ def _read(path: Path) -> dict[str, LoginSession]:
     return {one.key: one for one in sessions}
 
 
-def _session(told: Any) -> LoginSession:
-    user = told["user"]
+def _session(fields: Any) -> LoginSession:
+    user = fields["user"]
     named = User(int(user["uid"]), int(user["gid"]), str(user["name"]), str(user.get("token", "")))
-    return LoginSession(str(told["key"]), named, float(told["expires_at"]), bool(told["network"]))
+    return LoginSession(str(fields["key"]), named, float(fields["expires_at"]), bool(fields["network"]))

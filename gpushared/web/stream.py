@@ -1,4 +1,4 @@
-"""Serve the stream of a page: server-sent events with what it watches, whole at first, then changes.
+"""Serve the stream of a page: server-sent events with the watched answers, whole at first, then changes.
 
 Each stream holds only the versions of the answers that its page has, and compares them with the newest ones
 when it writes. A slow reader therefore costs no memory: it gets fewer and larger changes, and after a while
@@ -60,9 +60,9 @@ class EventStreams:
         asked = read_query(query, self.live.calls.calls)
         for one in asked.watches:
             if isinstance(one, LogWatch) and (
-                self._logs is None or _look(one)[0] not in self.live.calls.calls
+                self._logs is None or _call_behind(one)[0] not in self.live.calls.calls
             ):
-                raise RequestError("such a log is not here", hint="a lease's log is on its node")
+                raise RequestError("this daemon has no such log", hint="a lease's log is on its node")
         mark = (exchange.header(b"last-event-id") or b"").decode("latin-1") or asked.mark
         stream = _Stream(exchange, caller, self.live, self._logs)
         try:
@@ -89,7 +89,7 @@ class _Stream:
         self._tasks = TaskSet("a page's log failed")
 
     def watch(self, watches: Sequence[CallWatch | LogWatch], mark: str) -> None:
-        """Begin to watch. ``mark`` is that of the last event that the page got, if any."""
+        """Begin to watch. ``mark`` is the mark of the last event that the page got, if any."""
         match = MARK.fullmatch(mark)
         digests = match[1].split(",") if match else []
         known = digests if len(digests) == len(watches) else [""] * len(watches)
@@ -105,17 +105,20 @@ class _Stream:
 
     def _log(self, watch: LogWatch) -> _LogPart:
         logs, calls = self._logs, self._live.calls
-        assert logs is not None, "such a watch was refused"
-        call, request = _look(watch)
+        assert logs is not None, "serve refuses this watch without logs"
+        call, request = _call_behind(watch)
         unary = calls.calls[call]
 
-        async def look() -> str:
+        async def newest_token() -> str:
             message = unary.request(**request)
             answer: Any = await calls.make(unary, message, self._caller, self._exchange.origin)
             return str(answer.token)
 
         feed = LogFeed(
-            lambda: logs(watch, self._caller, FIRST_LINES), look, self._live.revisions.changed, self._wake.set
+            lambda: logs(watch, self._caller, FIRST_LINES),
+            newest_token,
+            self._live.revisions.changed,
+            self._wake.set,
         )
         return _LogPart(watch.name, feed, self._tasks.start(feed.run(), self._wake.set))
 
@@ -179,7 +182,7 @@ class _AnswerPart:
         self.live = live
         self.digest = digest
         self._has: Answer | None = None
-        self._told = ""
+        self._sent_trouble = ""
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -192,20 +195,20 @@ class _AnswerPart:
     def news(self) -> Iterator[tuple[str, str]]:
         """Yield each event, and its members as JSON without braces."""
         newest, trouble = self.live.versions.newest, _trouble_members(self.live.trouble)
-        is_over = bool(self._told) and not trouble
+        is_over = bool(self._sent_trouble) and not trouble
         if newest is not None and newest.digest != self.digest:
             change = newest.change_members(self.digest, self._has)
             self._has, self.digest, is_over = newest, newest.digest, False
             yield ("state", newest.state_members) if change is None else ("change", change)
         if is_over:
             yield "change", ""
-        if trouble and trouble != self._told:
+        if trouble and trouble != self._sent_trouble:
             yield "trouble", trouble
-        self._told = trouble
+        self._sent_trouble = trouble
 
 
 class _LogPart:
-    """Hold what the page was told of a log. A log has no digest: a page that comes back gets its last lines."""
+    """Hold what the page got of a log. A log has no digest: a page that comes back gets the last lines again."""
 
     digest = revision = ""
 
@@ -213,19 +216,19 @@ class _LogPart:
         self.name = name
         self.task = task
         self._feed = feed
-        self._told = ""
+        self._sent_trouble = ""
 
     def news(self) -> Iterator[tuple[str, str]]:
         if news := self._feed.news():
             yield "log", json.dumps(news)[1:-1]
         trouble = _trouble_members(self._feed.trouble)
-        if trouble and trouble != self._told:
+        if trouble and trouble != self._sent_trouble:
             yield "trouble", trouble
-        self._told = trouble
+        self._sent_trouble = trouble
 
 
-def _look(watch: LogWatch) -> tuple[str, dict[str, str]]:
-    """Return a call and its request: the log may begin again when their answer looks different."""
+def _call_behind(watch: LogWatch) -> tuple[str, dict[str, str]]:
+    """Return the call, with its request, whose answer changes when the log may begin again."""
     if watch.lease_id:
         return "gpushare.v1.Leases/Get", {"lease_id": watch.lease_id}
     return "gpushare.v1.Jobs/Get", {"job_id": watch.job_id}

@@ -44,7 +44,7 @@ AWAY = ConnectionLost("the pool does not answer")
 def anchors(tmp_path: Path) -> Path:
     """The authority of a pool named lab, as a file."""
     file = tmp_path / "pool-ca.pem"
-    file.write_bytes(Authority.found(tmp_path / "ca", "lab", time.time()).anchors_pem)
+    file.write_bytes(Authority.create(tmp_path / "ca", "lab", time.time()).anchors_pem)
     return file
 
 

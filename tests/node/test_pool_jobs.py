@@ -52,7 +52,7 @@ class World:
         self.came = asyncio.Event()
         key = Ed25519PrivateKey.generate()
         self.outbox = Outbox({}, node.loop.write, lambda: Asserter(key, "lab"), pool.clock.now)
-        self.outbox.teller = self
+        self.outbox.sender = self
         views = JobViews(lambda: pool.loop.state, pool.loop.now)
         self.service = JobsService(pool.loop, Archive(pool.store), views)
         self.jobs = PoolJobs("lab", NodeName("ws3"), self.outbox, self, self, presets=dict)

@@ -17,7 +17,7 @@ from gpushared.config.notify import NotifyConfig, ProjectNotifyConfig
 from gpushared.domain.model.notification import NotificationKind
 from gpushared.notify import webhook
 from gpushared.notify.attempt import Delivered, GivenUp, TryAgain
-from gpushared.notify.webhook import judged, post
+from gpushared.notify.webhook import attempt_of_status, post
 from tests.notify.receivers import NOW, Bed, Got, Receiver, event
 
 
@@ -214,7 +214,7 @@ async def test_a_refusal_is_final_and_said(path: Path, status: int) -> None:
     ],
 )
 def test_an_answer_means(status: int, kind: type) -> None:
-    assert isinstance(judged(status), kind)
+    assert isinstance(attempt_of_status(status), kind)
 
 
 async def test_an_answer_that_is_not_http_is_tried_again(path: Path) -> None:

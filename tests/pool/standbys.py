@@ -30,7 +30,7 @@ class Candidate(Pool):
         self.enrolled: tuple[Member, ...] = ()
         self.once_leading: Callable[[], None] = lambda: None
         self.succession = Succession(
-            store, loop, clock, lambda: rules, troubles, name=store.name, noticed=self.noticed.append
+            store, loop, clock, lambda: rules, troubles, name=store.name, on_other_change=self.noticed.append
         )
         self.run: asyncio.Task[None]
 

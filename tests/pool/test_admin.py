@@ -60,7 +60,7 @@ class Office:
             self.certificates,
             pool.troubles,
             pool="lab",
-            drained=self.drained.append,
+            send_drain=self.drained.append,
             store=MemoryStore(),
         )
 

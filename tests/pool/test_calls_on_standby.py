@@ -196,7 +196,7 @@ class SlowStore(SharedMemoryStore):
 
 async def test_a_reload_before_it_serves_counts(tmp_path: Path) -> None:
     store = SlowStore(StoreWorld())
-    Authority.found(tmp_path / CA_FOLDER, "lab", time.time())
+    Authority.create(tmp_path / CA_FOLDER, "lab", time.time())
     notes = Notes()
     audit, history = SqliteAudit(tmp_path / "audit.db"), SqliteHistory(tmp_path / "history.db")
     daemon = PoolDaemon(configured(tmp_path), PoolParts(store, ManualClock(1e6), audit, history), notes)

@@ -114,7 +114,7 @@ async def test_connections_of_a_known_caller_do_not_count_for_their_address(port
     here = counted(port)
     known = [*port.connect(count=4), *port.connect(count=4)]
     for number, one in enumerate(known):
-        here.met(peer(one), "node ws1" if number < 4 else "API token x")
+        here.note_admitted(peer(one), "node ws1" if number < 4 else "API token x")
     strangers = port.connect(count=7)
     await here.look()
     assert all(map(is_open, (*known, *strangers)))
@@ -124,7 +124,7 @@ async def test_of_a_known_caller_the_newest_connections_beyond_its_bound_are_end
     here = counted(port)
     known = [*port.connect(count=3), *port.connect("127.0.0.2", 3)]
     for one in known:
-        here.met(peer(one), "API token x")
+        here.note_admitted(peer(one), "API token x")
     await here.look()
     assert sum(map(is_open, known)) == 4
 
@@ -133,7 +133,7 @@ async def test_of_all_strangers_the_oldest_are_ended_and_nobody_who_is_known(por
     here = counted(port)
     known = port.connect(count=4)
     for one in known:
-        here.met(peer(one), "node ws1")
+        here.note_admitted(peer(one), "node ws1")
     old = [port.connect(f"127.0.0.{at + 2}")[0] for at in range(15)]
     await here.look()
     new = [port.connect(f"127.0.1.{at + 2}")[0] for at in range(15)]
@@ -162,12 +162,12 @@ async def test_who_became_known_during_a_look_stays_known(
 
     def slow(*asked: Any) -> Any:
         found = look(*asked)
-        here.met("ipv4:127.0.0.1:1", "node ws1")  # accepted since, and so not found
+        here.note_admitted("ipv4:127.0.0.1:1", "node ws1")  # accepted since, and so not found
         return found
 
     monkeypatch.setattr(connections, "accepted", slow)
     await here.look()
-    assert "ipv4:127.0.0.1:1" in here._known
+    assert "ipv4:127.0.0.1:1" in here._callers
     assert is_open(late)
 
 

@@ -136,7 +136,7 @@ async def test_facts_of_a_newer_version_are_left_out_and_told(
         await first.store.announce("z", b'{"newer": 1}')
         listed = {one.name: one for one in await registry(first.store, facts("a")).all()}
         assert (listed["z"].runs, listed["z"].address) == (True, "")
-    assert "what coordinator z tells of itself cannot be read" in caplog.text
+    assert "the record of coordinator z cannot be read" in caplog.text
 
 
 async def test_a_store_that_fails_is_asked_again(world: StoreWorld) -> None:

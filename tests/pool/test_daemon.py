@@ -125,7 +125,7 @@ class Place:
     def __init__(self, folder: Path, runtime: Path) -> None:
         self.state = folder
         self.runtime = runtime
-        Authority.found(folder / CA_FOLDER, "lab", time.time())
+        Authority.create(folder / CA_FOLDER, "lab", time.time())
 
     @contextmanager
     def life(self, number: int = 0, when: str = "before", runtime: Path | None = None) -> Iterator[Daemon]:

@@ -72,7 +72,7 @@ def configured(folder: Path, **flags: str) -> CoordinatorConfig:
 @asynccontextmanager
 async def served(folder: Path, store: MemoryStore | None = None, **flags: str) -> AsyncIterator[House]:
     config = configured(folder, **{name.replace("__", "."): word for name, word in flags.items()})
-    authority = Authority.found(folder / CA_FOLDER, "lab", time.time())
+    authority = Authority.create(folder / CA_FOLDER, "lab", time.time())
     notes = Notes()
     parts = PoolParts(
         store or MemoryStore(),
@@ -171,7 +171,7 @@ async def test_at_the_nodes_door_nobody_comes_in_without_a_certificate(house: Ho
 
 
 async def test_who_expects_another_pool_s_certificate_does_not_talk(house: House, tmp_path: Path) -> None:
-    other = Authority.found(tmp_path / "other", "lab", time.time())
+    other = Authority.create(tmp_path / "other", "lab", time.time())
     trusted = grpc.ssl_channel_credentials(root_certificates=other.anchors_pem)
     named = [("grpc.ssl_target_name_override", coordinator_host("lab"))]
     address = f"127.0.0.1:{house.daemon.users_port}"

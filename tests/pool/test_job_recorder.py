@@ -108,13 +108,13 @@ async def test_the_reasons_of_a_wait_are_told_over_a_restart(tmp_path: Path) -> 
         await pool.loop.send(JobSubmitted(job_id(1), spec(), held=True))
         for _ in range(3):
             pool.clock.advance(10)
-            await recorder._take_waits()
+            await recorder._note_waits()
         assert (await kept(recorder, job=job_id(1)))[job_id(1)].reasons == {"held": 30_000}
     async with coordinator(world) as pool, recorded(pool, tmp_path) as recorder:
         pool.clock.advance(30)
         await kept(recorder)
         pool.clock.advance(40)
-        await recorder._take_waits()
+        await recorder._note_waits()
         (one,) = (await kept(recorder, job=job_id(1))).values()
         assert one.reasons == {"held": 100_000}
         assert one.waited_ms == 70_000

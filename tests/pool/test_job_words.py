@@ -18,7 +18,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.jobs.job_requests import (
     ALPHABET,
     MAX_BODY_BYTES,
-    Wanted,
+    RequestedJobs,
     id_in_array,
     id_of,
     is_job_id,
@@ -35,7 +35,7 @@ def wanted(
     body: dict[str, Any] | bytes | None = None,
     is_known: Callable[[JobId], bool] = lambda _: False,
     **fields: Any,
-) -> Wanted:
+) -> RequestedJobs:
     content = {"Image": fields.get("image", "busybox"), **body} if isinstance(body, dict) else body
     written = content if isinstance(content, bytes) else json.dumps(content or {"Image": "busybox"}).encode()
     lease = leases_pb2.LeaseRequest(gpu="0.5", **fields.pop("lease", {}))

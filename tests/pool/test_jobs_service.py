@@ -40,7 +40,7 @@ class Jobs(JobsService):
     def __init__(self, pool: Pool) -> None:
         views = JobViews(lambda: pool.loop.state, pool.loop.now)
         super().__init__(
-            pool.loop, Archive(pool.store), views, check=self._refuse, lacks=lambda: self.missing
+            pool.loop, Archive(pool.store), views, check=self._refuse, why_incomplete=lambda: self.missing
         )
         self.pool = pool
         self.missing = ""

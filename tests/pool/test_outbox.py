@@ -58,7 +58,7 @@ def update(job: JobId, state: str, *, over: bool = False) -> link_pb2.JobUpdate:
 
 async def test_what_was_put_in_is_there_after_a_restart_in_its_order(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.teller = told = Told()
+    outbox.sender = told = Told()
     await outbox.put([(TWO, spec()), (ONE, spec())], principal=ADA, held=True, priority=7)
     assert told.words == [("submit", TWO), ("submit", ONE)]
     again = reopened()
@@ -120,7 +120,7 @@ async def test_a_refusal_is_kept_for_whoever_asks_but_not_of_a_job_that_was_take
 
 async def test_a_cancellation_is_told_until_the_pool_has_it(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.teller = told = Told()
+    outbox.sender = told = Told()
     await outbox.put([(ONE, spec())], principal=ADA)
     await outbox.withdraw(ONE, 3, principal="root@ws3")
     assert ("cancel", ONE) in told.words
@@ -148,7 +148,7 @@ async def test_a_job_that_its_owner_cancelled_is_not_begun_before_the_pool_hears
 
 async def test_a_cancellation_that_overtakes_its_job_is_told_again(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.teller = told = Told()
+    outbox.sender = told = Told()
     await outbox.put([(ONE, spec())], principal=ADA)
     await outbox.withdraw(ONE, 3, principal=ADA)
     await outbox.cancelled(ONE, NotFound("there is no job"))
@@ -194,7 +194,7 @@ async def test_what_cannot_be_written_is_not_kept_nor_half_of_it(
     pool: Pool, reopened: Callable[[], Outbox]
 ) -> None:
     outbox = reopened()
-    outbox.teller = told = Told()
+    outbox.sender = told = Told()
     many = [(job_id(number), spec()) for number in range(300)]
     writes = 0
     write = pool.loop.write

@@ -32,7 +32,7 @@ from gpushared.domain.model.lease import JobId, LeaseId
 from gpushared.jobs import store_follower
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import ENDED, JOB, RECOVERING, job_changes
-from gpushared.jobs.restore import Stored, load, restored
+from gpushared.jobs.restore import StoredState, load, restored
 from gpushared.jobs.store_follower import StoreFollower
 from gpushared.ports.job_store import SharedStore, StoreUnavailable, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
@@ -79,7 +79,7 @@ class Follower:
 
     async def has_all(self, pool: Pool) -> None:
         """It is as the store is, and so is what a coordinator would make of it."""
-        await self.parts.reached(pool.loop.revision, SECONDS)
+        await self.parts.until_reached(pool.loop.revision, SECONDS)
         followed, there = await self.parts.stored(), await load(self.store, FEW.ended_kept)
         assert followed.recovering == there.recovering
         assert by_name(followed.members) == by_name(there.members)
@@ -98,7 +98,7 @@ def by_name(members: tuple[object, ...]) -> dict[str, object]:
     return {one.name: one for one in members}  # type: ignore[attr-defined]
 
 
-def facts(stored: Stored, pool: Pool) -> tuple[dict[JobId, Job], dict[JobId, Job]]:
+def facts(stored: StoredState, pool: Pool) -> tuple[dict[JobId, Job], dict[JobId, Job]]:
     """The jobs that a coordinator remembers."""
     state = restore(
         FEW,
@@ -308,9 +308,9 @@ async def test_accounts_that_cannot_be_read_are_told_when_they_are_needed(world:
 
 async def test_waiting_for_a_revision_ends_with_its_time(world: StoreWorld) -> None:
     async with follower(SharedMemoryStore(world)).following() as watched:
-        await watched.parts.reached(0, 0.0)
+        await watched.parts.until_reached(0, 0.0)
         with pytest.raises(TimedOut, match="not followed up to revision 7"):
-            await watched.parts.reached(7, 0.01)
+            await watched.parts.until_reached(7, 0.01)
 
 
 async def test_a_forgotten_job_and_the_mark_of_a_recovery_come_and_go(world: StoreWorld) -> None:
@@ -323,11 +323,11 @@ async def test_a_forgotten_job_and_the_mark_of_a_recovery_come_and_go(world: Sto
             assert [job.id for job in (await watched.parts.stored()).jobs] == [job_id(1)]
             assert over is not None
             await pool.loop.write({ENDED + job_id(1): b"", RECOVERING: b""}, deletes=[])
-            await watched.parts.reached(pool.loop.revision, SECONDS)
+            await watched.parts.until_reached(pool.loop.revision, SECONDS)
             stored = await watched.parts.stored()
             assert (stored.jobs, stored.recovering) == ((), True)
             await pool.loop.write({}, deletes=[RECOVERING])
-            await watched.parts.reached(pool.loop.revision, SECONDS)
+            await watched.parts.until_reached(pool.loop.revision, SECONDS)
             assert not (await watched.parts.stored()).recovering
 
 
@@ -340,7 +340,7 @@ async def test_of_very_many_ended_jobs_only_the_newest_are_held(world: StoreWorl
                 await pool.submit(number)
                 await pool.loop.send(CancelAsked(job_id(number), ADA))
                 pool.clock.advance(1.0)
-            await watched.parts.reached(pool.loop.revision, SECONDS)
+            await watched.parts.until_reached(pool.loop.revision, SECONDS)
             held = {job.id for job in (await watched.parts.stored()).jobs}
             assert held == {job_id(2 * kept + 100 - n) for n in range(kept)}
 
@@ -355,7 +355,7 @@ async def test_an_ended_job_that_another_one_awaits_is_read_however_old(world: S
         await pool.loop.write({key: value or b"" for key, value in job_changes(awaiting).items()})
         watched = follower(SharedMemoryStore(world, name="b"), 2)
         async with watched.following():
-            await watched.parts.reached(pool.loop.revision, SECONDS)
+            await watched.parts.until_reached(pool.loop.revision, SECONDS)
             assert {job.id for job in (await watched.parts.stored()).jobs} == {
                 job_id(n) for n in (9, 1, 6, 7)
             }

@@ -16,7 +16,7 @@ from gpushared.domain.model.errors import GpushareError, NotLeader, TimedOut
 from gpushared.domain.model.lease import JobId
 from gpushared.jobs import store_follower
 from gpushared.jobs.job_records import JOB, MEMBER, RECOVERING
-from gpushared.jobs.leader_clock import CLOCK, place_of
+from gpushared.jobs.leader_clock import CLOCK, clock_record
 from gpushared.pool.coordinator import succession
 from gpushared.ports.job_store import Deposed, StoreChange, StoreUnavailable, Transaction
 from gpushared.testing import SharedMemoryStore, StoreWorld
@@ -341,7 +341,7 @@ async def test_times_go_on_where_the_leaders_clock_was(world: StoreWorld, hours:
     second = candidate(world, "b", now=1e6 + hours * 3600.0)
     second.clock.set_day(-hours * 3600.0)
     async with leading(world) as first, second.running():
-        place = json.loads(place_of(first.loop.clock)) | {"boot": "another machine's"}
+        place = json.loads(clock_record(first.loop.clock)) | {"boot": "another machine's"}
         await first.loop.write({CLOCK: json.dumps(place).encode()})
         await first.loop.send(JobSubmitted(job_id(1), spec()))
         first.clock.advance(30.0)

@@ -493,7 +493,7 @@ async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) ->
 async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel_endpoints, "MAX_DOORS_PER_USER", 1)
+    monkeypatch.setattr(tunnel_endpoints, "MAX_ENDPOINTS_PER_USER", 1)
     monkeypatch.setattr(tunnel_endpoints, "MAX_CONNECTIONS_PER_USER", 1)
     async with tunnel_world(tmp_path, talk) as world:
         reader, writer = await world.connect()

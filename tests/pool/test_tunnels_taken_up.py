@@ -27,7 +27,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends try again soon, and keep little, so that each case comes up."""
     monkeypatch.setattr(tunnel_endpoints, "RETRY", Retry(first=0.02, last=0.1))
     monkeypatch.setattr(tunnel_streams, "WINDOW_BYTES", 300_000)
-    monkeypatch.setattr(tunnel_streams, "TELL_BYTES", 50_000)
+    monkeypatch.setattr(tunnel_streams, "ACKNOWLEDGE_BYTES", 50_000)
 
 
 async def mirror(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,7 +26,7 @@ from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import HOST_NETWORK, Body, parse_object, section, serialise
 from gpushared.gate.containers.create import CREATE_SECONDS
 from gpushared.gate.containers.ownership import inspect
-from gpushared.jobs.job_requests import Wanted
+from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.loopback import LoopbackGate
 from gpushared.node.jobs.job_images import check_away, message_of
@@ -193,7 +193,9 @@ def _device_of(found: Body) -> object:
     return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
 
 
-async def check_names(loopback_gate: LoopbackGate, wanted: Wanted, is_live: Callable[[JobId], bool]) -> None:
+async def check_names(
+    loopback_gate: LoopbackGate, wanted: RequestedJobs, is_live: Callable[[JobId], bool]
+) -> None:
     """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
 
     ``is_live`` returns True if a job is not over; the job store guards the names of live jobs. If the

@@ -21,7 +21,7 @@ from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.domain.model.request_spec import RequestSpec, describe
 from gpushared.domain.model.units import shown
-from gpushared.jobs.job_requests import Wanted, is_array_id, is_job_id, read_submit
+from gpushared.jobs.job_requests import RequestedJobs, is_array_id, is_job_id, read_submit
 from gpushared.jobs.job_search import LISTED, SHORTEST_BEGINNING
 from gpushared.jobs.job_views import OVER, default_name, token_of
 from gpushared.jobs.jobs_service import MAX_AFTER, read_after
@@ -112,7 +112,7 @@ class PoolJobs:
         ids = [job for job, _ in wanted.jobs]
         return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=wanted.array or "", notes=notes)
 
-    async def _wait_until_pool_has(self, wanted: Wanted) -> list[str]:
+    async def _wait_until_pool_has(self, wanted: RequestedJobs) -> list[str]:
         """Wait until the pool has the jobs, and return notices about any it has not taken yet.
 
         Raises the pool's error if the pool refuses a job; then nothing is kept.
@@ -130,7 +130,7 @@ class PoolJobs:
                 raise refusal
         return []
 
-    async def _take_back(self, wanted: Wanted) -> None:
+    async def _take_back(self, wanted: RequestedJobs) -> None:
         for job, spec in wanted.jobs:
             record = self._outbox.record(job)
             if record is not None and record.refused is not None:

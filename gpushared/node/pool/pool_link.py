@@ -30,7 +30,7 @@ from gpushared.pool.member.dial import Dial
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Identity
 from gpushared.pool.member.membership_file import Membership
-from gpushared.pool.member.node_ports import Answerer, Guests, OutboxPort, free_of, inventory_of
+from gpushared.pool.member.node_ports import Answerer, MessageReceivers, OutboxPort, free_of, inventory_of
 from gpushared.pool.member.outbox import Outbox, OutboxRecord
 
 NAME_SERVICE_SECONDS = 5.0
@@ -109,7 +109,7 @@ class LinkFacts:
 class PoolLink:
     """Keep the link up while the node is in a pool, over joining and leaving.
 
-    ``link`` is None while the node is in no pool. ``guests`` outlive links.
+    ``link`` is None while the node is in no pool. ``receivers`` outlive links.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PoolLink:
         answerers: Mapping[str, Answerer] | None = None,
     ) -> None:
         self.link: MemberLink | None = None
-        self.guests = Guests(
+        self.receivers = MessageReceivers(
             drained=audit.drained,
             new_trust=audit.trusting(enrolment.take_trust, enrolment.trust_generation),
             trust_generation=enrolment.trust_generation,
@@ -278,7 +278,7 @@ class PoolLink:
             facts,
             self._outbox,
             self._troubles,
-            guests=self.guests,
+            receivers=self.receivers,
             before_dialling=note_own_address,
         )
 

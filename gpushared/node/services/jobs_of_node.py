@@ -32,7 +32,7 @@ from gpushared.domain.model.request_spec import RequestSpec
 from gpushared.domain.scheduling.projects import project_of
 from gpushared.jobs.job_logs import job_logs, no_attempt, output_of
 from gpushared.jobs.job_reasons import Why
-from gpushared.jobs.job_requests import Wanted
+from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.jobs.job_search import LISTED
 from gpushared.jobs.job_views import OVER, JobViews, lone_node
 from gpushared.jobs.jobs_service import MAX_WAIT_SECONDS, JobsService, bounded_seconds, in_batch
@@ -92,7 +92,7 @@ class NodeJobs:
             lambda: local_jobs.loop.state,
             loop.now,
             here=node_name,
-            told=self._queue_reason,
+            better_reason=self._queue_reason,
             project_of=self._project_of,
         )
         self._own = JobsService(
@@ -175,7 +175,7 @@ class NodeJobs:
             view = await self.wait(asked, caller)
         return view
 
-    async def _check(self, wanted: Wanted, owner: Owner) -> None:
+    async def _check(self, wanted: RequestedJobs, owner: Owner) -> None:
         """Raise the errors that the node itself would raise: no account, a taken name, or no such size."""
         caller = await self._host.accounts.caller(owner, OWN)
         _, spec = wanted.jobs[0]

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 NORMAL, SETTLING, RECOVERING = "normal", "settling", "recovering"
 MAX_REASON = 500
 OTHERS_SECONDS = 5.0
+"""Wait this long for the store's answers on other coordinators and on its members."""
 
 
 class AdminLoop(Protocol):
@@ -46,7 +47,7 @@ class AdminLoop(Protocol):
 
 
 class Certificates(Protocol):
-    """Decide who may connect."""
+    """Revoke the certificates of nodes."""
 
     async def expel(self, node: NodeName, by: str) -> None:
         """Revoke the node's certificates. Raises NotFound if the node has none."""
@@ -56,17 +57,17 @@ class Certificates(Protocol):
 class Admin:
     """Handle calls on nodes.
 
-    ``drained`` receives each node that was drained or undrained, and notifies the node.
+    ``send_drain`` sends a node that it was drained or undrained.
     """
 
     def __init__(
         self,
-        machine: AdminLoop,
+        loop: AdminLoop,
         certificates: Certificates,
         troubles: Troubles,
         *,
         pool: str,
-        drained: Callable[[NodeName], None],
+        send_drain: Callable[[NodeName], None],
         store: JobStore,
         standby: Callable[[], Standby | None] = lambda: None,
         registry: CoordinatorRegistry | None = None,
@@ -74,11 +75,11 @@ class Admin:
         self._store = store
         self._standby = standby
         self._registry = registry
-        self._machine = machine
+        self._loop = loop
         self._certificates = certificates
         self._troubles = troubles
         self._pool = pool
-        self._drained = drained
+        self._send_drain = send_drain
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -91,14 +92,14 @@ class Admin:
     async def status(self, _: pool_pb2.PoolStatusRequest, caller: PoolCaller) -> pool_pb2.PoolStatus:
         """Return the coordinator's state."""
         caller.require_admin()
-        state, standby = self._machine.state, self._standby()
+        state, standby = self._loop.state, self._standby()
         status = pool_pb2.PoolStatus(
             role="leader" if standby is None else "standby",
             store="etcd" if isinstance(self._store, SharedStore) else "file",
             pool=self._pool,
             version=gpushared.__version__,
             epoch=state.epoch,
-            revision=self._machine.revision,
+            revision=self._loop.revision,
             phase=phase_of(state),
             awaited_nodes=() if state.settled else state.missing(),
             troubles=(*self._troubles.all(), *map(staleness_claims.claim_trouble, sorted(state.claimants))),
@@ -134,8 +135,8 @@ class Admin:
             raise RequestError("why is it to be drained?", hint="say so with --reason, for those who wonder")
         if reason is not None and (len(reason) > MAX_REASON or not reason.isprintable()):
             raise RequestError(f"a reason is one line of at most {MAX_REASON} characters")
-        await self._machine.send(NodeDrainAsked(member.name, caller.owner, reason))
-        self._drained(member.name)
+        await self._loop.send(NodeDrainAsked(member.name, caller.owner, reason))
+        self._send_drain(member.name)
         log.info("node=%s drained=%r by=%s", member.name, reason, caller.owner.principal)
         return pool_pb2.NodeAnswer(sentences=[self._drain_sentence(member.name, reason)])
 
@@ -175,16 +176,16 @@ class Admin:
             raise StateConflict(
                 "this pool has one coordinator", hint="only a pool on an etcd may have several"
             )
-        await self._registry.forget(message.name, self._machine.write)
+        await self._registry.forget(message.name, self._loop.write)
         log.info("coordinator=%s forgotten by=%s", message.name, caller.owner.principal)
         return pool_pb2.CoordinatorForgotten(
             sentence=f"coordinator {message.name} is forgotten; each node learns that when it next connects"
         )
 
     async def _waive(self, member: Member, caller: PoolCaller) -> list[str]:
-        await self._machine.send(NodeForgotten(member.name, caller.owner, only_waive=True))
+        await self._loop.send(NodeForgotten(member.name, caller.owner, only_waive=True))
         log.info("node=%s waived by=%s", member.name, caller.owner.principal)
-        missing = self._machine.state.missing() if not self._machine.state.settled else ()
+        missing = self._loop.state.missing() if not self._loop.state.settled else ()
         waits = f"still waited for: {', '.join(missing)}" if missing else "no other node is waited for"
         return [f"the recovery does not wait for node {member.name} any more", waits]
 
@@ -196,11 +197,11 @@ class Admin:
             sentences.append("its certificate is revoked: to come back it has to join again")
         except NotFound:
             sentences.append("it has no certificate any more")
-        jobs = tuple(self._machine.state.by_node.get(member.name, ()))
-        await self._machine.send(NodeForgotten(member.name, caller.owner))
+        jobs = tuple(self._loop.state.by_node.get(member.name, ()))
+        await self._loop.send(NodeForgotten(member.name, caller.owner))
         log.warning("node=%s forgotten by=%s jobs=%d", member.name, caller.owner.principal, len(jobs))
         if jobs:
-            now = self._machine.state.jobs
+            now = self._loop.state.jobs
             again = sum(isinstance(one.state, Queued) for job in jobs if (one := now.get(job)) is not None)
             were = "one job was" if len(jobs) == 1 else f"{len(jobs)} jobs were"
             sentences.append(f"{were} there; those that wait for another node now: {again}")
@@ -211,10 +212,10 @@ class Admin:
 
         A connection may outlive its machine for a while.
         """
-        return presence(member, self._machine.state, self._machine.now()) is Presence.UNKNOWN
+        return presence(member, self._loop.state, self._loop.now()) is Presence.UNKNOWN
 
     def _member(self, name: str) -> Member:
-        state = self._machine.state
+        state = self._loop.state
         member = state.members.get(NodeName(name))
         awaited = not state.settled and name in state.missing()
         if member is None or (member.forgotten_at is not None and not awaited):
@@ -224,7 +225,7 @@ class Admin:
     def _drain_sentence(self, node: NodeName, reason: str | None) -> str:
         if reason is None:
             return f"node {node} takes work again"
-        running = len(self._machine.state.by_node.get(node, ()))
+        running = len(self._loop.state.by_node.get(node, ()))
         return f"node {node} gets no new work of the pool; jobs that run on there: {running}"
 
 
@@ -240,7 +241,7 @@ def _store_member(one: StoreMember) -> pool_pb2.StoreMember:
 
 
 def phase_of(state: PoolState) -> str:
-    """Return the phase: it tells if jobs from before the start may be placed, or what placing waits for."""
+    """Return the word for whether jobs from before the start may be placed yet."""
     if state.settled:
         return NORMAL
     return SETTLING if state.recovering_since is None else RECOVERING
@@ -276,9 +277,9 @@ class TrustAdmin:
             valid_seconds=message.valid_seconds,
         )
         log.info("join token made id=%s node=%s by=%s", record.id, record.node, record.made_by)
-        told = _join_token(record)
-        told.token = str(words)
-        return told
+        answer = _join_token(record)
+        answer.token = str(words)
+        return answer
 
     async def list_join_tokens(
         self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
@@ -301,9 +302,9 @@ class TrustAdmin:
             admins=self._trust.people().admins,
         )
         log.info("API token made id=%s person=%s by=%s", record.id, record.person, record.made_by)
-        told = _api_token(record)
-        told.token = str(words)
-        return told
+        answer = _api_token(record)
+        answer.token = str(words)
+        return answer
 
     async def list_api_tokens(
         self, _: pool_pb2.ListTokensRequest, caller: PoolCaller
@@ -334,7 +335,7 @@ class TrustAdmin:
         )
 
     async def _revoke_node(self, node: NodeName, caller: PoolCaller) -> pool_pb2.Revoked:
-        await self._trust.enlisting.expel(node, caller.owner.principal)
+        await self._trust.enrolment.expel(node, caller.owner.principal)
         return pool_pb2.Revoked(
             sentence=f"the certificates of node {node} are revoked: it is cut off until it joins again with "
             f"a token for it; what runs there is kept until: gpushare node forget {node} --is-off"
@@ -352,13 +353,7 @@ class TrustAdmin:
     async def anchors(self, _: pool_pb2.GetTrustRequest, caller: PoolCaller) -> pool_pb2.Trust:
         """Return the anchors that programs must trust on the users' port. The answer holds no secret."""
         caller.require_admin()
-        authority = self._trust.authority
-        return pool_pb2.Trust(
-            pool=authority.pool,
-            anchors=authority.anchors_pem,
-            generation=authority.generation,
-            now=self._trust.now(),
-        )
+        return self._trust.anchors_message(self._trust.now())
 
 
 def _join_token(record: JoinRecord) -> pool_pb2.JoinToken:

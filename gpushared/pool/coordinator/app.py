@@ -38,6 +38,7 @@ from gpushared.domain.model.span import milliseconds
 from gpushared.domain.scheduling.projects import may_use
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_recorder import JobRecorder
+from gpushared.jobs.job_search import known_job
 from gpushared.jobs.job_views import JobViews, has_simulated
 from gpushared.jobs.leader_clock import ClockOfLoop, keep_leader_clock
 from gpushared.jobs.restore import restored
@@ -62,7 +63,7 @@ from gpushared.pool.coordinator.page_streams import pool_streams
 from gpushared.pool.coordinator.pool_metrics import PoolMetrics
 from gpushared.pool.coordinator.pool_notifier import PoolNotifier
 from gpushared.pool.coordinator.pool_page import PoolPage
-from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Room, Service
+from gpushared.pool.coordinator.running_parts import CoordinatorParts, Listener, Service, ServiceFactory
 from gpushared.pool.coordinator.service_factories import (
     ListenerServer,
     admin_services,
@@ -93,7 +94,7 @@ SOCKET_NAME = "gpushared-pool.sock"
 INNER_SOCKET = "inner/grpc.sock"
 TICK_SECONDS = 1.0
 PRUNE_SECONDS = 300.0
-ROOMS: tuple[Room, ...] = (
+SERVICE_FACTORIES: tuple[ServiceFactory, ...] = (
     admin_services,
     audit_services,
     link_services,
@@ -136,13 +137,13 @@ class PoolDaemon:
         config: CoordinatorConfig,
         parts: PoolParts,
         notifier: Notifier,
-        rooms: Sequence[Room] = ROOMS,
+        factories: Sequence[ServiceFactory] = SERVICE_FACTORIES,
     ) -> None:
         self._config = config
         self._people = people_of(config.users)
         self._parts = parts
         self._notifier = notifier
-        self._rooms = rooms
+        self._factories = factories
         self._stop = asyncio.Event()
         self._troubles = Troubles()
         self._revisions = Revisions()
@@ -151,13 +152,13 @@ class PoolDaemon:
         self._runtime_dir = Path(config.coordinator.runtime_dir)
         self._loop: PoolLoop | None = None
         self._audit = AuditLog(parts.audit, self._troubles, config.audit)
-        self._of_calls = CallAudit(self._audit.take)
+        self._call_audit = CallAudit(self._audit.take)
         self._metrics = PoolMetrics(
             lambda: self._loop, self._troubles, self._audit, lambda: self._config, self._standby
         )
         self._json = JsonApi({})
         self._page: PoolPage | None = None
-        self._told = ""
+        self._logged_status = ""
         self._shared = parts.store if isinstance(parts.store, SharedStore) else None
         self._started_at = parts.now()
         self._succession: Succession | None = None
@@ -177,10 +178,10 @@ class PoolDaemon:
         self._identities.forget()
         if self._loop is not None:
             self._loop.take_rules(pool_rules_of(config))
-        self._told = ""  # the next tick logs the status again, after the messages about the reload
+        self._logged_status = ""  # the next tick logs the status again, after the messages about the reload
         self._metrics.reload()
         self._revisions.state_changed()
-        if self._page is not None:  # else it does not serve yet, and has read nothing of this
+        if self._page is not None:  # None before it serves; nothing has read the configuration then
             self._outbox.reload()
             self._page.listeners.reload()
         self._audit.config = config.audit
@@ -227,7 +228,7 @@ class PoolDaemon:
             hosts=(socket.gethostname(), *filter(None, [self._config.coordinator.advertise])),
             enrolled=self._enrolled,
             authenticator=authenticator,
-            audit=self._of_calls,
+            audit=self._call_audit,
             is_shared=self._shared is not None,
         )
         name = self._config.coordinator.name
@@ -239,7 +240,7 @@ class PoolDaemon:
         return trust
 
     async def _loop_of(self, trust: PoolTrust) -> PoolLoop:
-        """Return the loop: with a store of its own it leads already, with a shared one it stands by."""
+        """Return the loop, which leads already with a store of its own, and stands by with a shared store."""
         clock = self._parts.clock
         if self._shared is not None:
             await trust.load()
@@ -253,7 +254,7 @@ class PoolDaemon:
                 lambda: pool_rules_of(self._config),
                 self._troubles,
                 name=self._name,
-                noticed=trust.noticed,
+                on_other_change=trust.note_change,
             )
             await self._succession.prepare()
             return loop
@@ -305,13 +306,13 @@ class PoolDaemon:
             JobOrigins(lambda: loop.state, views.job),
             beat=self._beat,
             troubles=self._troubles,
-            audit=self._of_calls,
+            audit=self._call_audit,
         )
         loop.subscribe(link.perform)
         loop.on_new_epoch(link.renew)
         link.standby = trust.callers.standby = self._standby
-        trust.on_fall(link.drop)
-        trust.anchors_changed = lambda: link.tell_trust(trust.guard.trust(renew_now=True))
+        trust.on_invalid(link.drop)
+        trust.anchors_changed = lambda: link.send_trust(trust.guard.trust(renew_now=True))
         owners = LeaseOwners(
             partial(self._job, loop),
             trust.guard.local_owner,
@@ -340,7 +341,7 @@ class PoolDaemon:
             recorder=JobRecorder(loop, self._parts.history, self._troubles),
             troubles=self._troubles,
             audit=self._audit,
-            of_calls=self._of_calls,
+            call_audit=self._call_audit,
             nodes_port=lambda: self.nodes_port,
             standby=self._standby,
             registry=self._registry,
@@ -354,7 +355,7 @@ class PoolDaemon:
         return Standby(self._name, self._shared.doubt_seconds, is_deposed=True)
 
     async def _job(self, loop: PoolLoop, job: JobId) -> Job | None:
-        return loop.state.jobs.get(job) or loop.state.ended.get(job) or await loop.archive.get(job)
+        return known_job(loop.state, job) or await loop.archive.get(job)
 
     def _front(self) -> tuple[Front, CallAuthenticator]:
         """Return the unix socket's front, and the authenticator of its gRPC calls."""
@@ -376,7 +377,7 @@ class PoolDaemon:
     # --- serving ---------------------------------------------------------------------------------------
 
     async def _serve(self, coordinator: CoordinatorParts, front: Front, stack: AsyncExitStack) -> Connections:
-        services = [service for room in self._rooms for service in room(coordinator)]
+        services = [service for factory in self._factories for service in factory(coordinator)]
         section, identity = self._config.coordinator, coordinator.trust.identity
         listener = stack.enter_context(listen(self._runtime_dir / SOCKET_NAME, section.socket_mode))
         callers = coordinator.trust.callers
@@ -388,7 +389,7 @@ class PoolDaemon:
         )
         self.users_port, self.nodes_port = users.port, nodes.port
         connections = Connections({users.port, nodes.port}, bounds)
-        callers.met = connections.met
+        callers.note_admitted = connections.note_admitted
         await self._serve_locally(coordinator, services, front, listener, stack)
         for server in (users, nodes):
             await stack.enter_async_context(server.serving(services))
@@ -407,7 +408,7 @@ class PoolDaemon:
         inner.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         inner.parent.chmod(0o700)
         calls = {path: call for service in services for path, call in service.calls.items()}
-        self._json = JsonApi(calls, self._of_calls, lambda: self._revisions, self._age)
+        self._json = JsonApi(calls, self._call_audit, lambda: self._revisions, self._age)
         streams = pool_streams(self._json, self._revisions, services)
         stack.push_async_callback(streams.close)
         self._page = PoolPage(coordinator, self._json, streams, self._identities, self._shares)
@@ -423,7 +424,7 @@ class PoolDaemon:
     async def _live(self, loop: PoolLoop, connections: Connections, coordinator: CoordinatorParts) -> None:
         """Serve until the stop. Raises Deposed if this coordinator must not go on."""
         page = self._page
-        assert page is not None, "it is served already"
+        assert page is not None, "_serve_locally made the page"
         self._notifier.ready(self._status(loop))
         log.info(
             "serving pool users_port=%d nodes_port=%d: %s",
@@ -447,7 +448,7 @@ class PoolDaemon:
         )
 
     async def _lead(self, loop: PoolLoop, coordinator: CoordinatorParts) -> None:
-        """Lead, after having stood by on a shared store. Raises Deposed if this coordinator must not go on."""
+        """Stand by first if the store is shared, then lead. Raises Deposed if this coordinator must not go on."""
         if self._succession is not None:
             await self._stand_by(self._succession, coordinator)
             self._log_loaded(loop.state)
@@ -462,7 +463,7 @@ class PoolDaemon:
 
     async def _stand_by(self, succession: Succession, coordinator: CoordinatorParts) -> None:
         registry = coordinator.registry
-        assert registry is not None, "a shared store has one"
+        assert registry is not None, "a coordinator with a shared store has a registry"
 
         async def members(epoch: int, ahead_seconds: float) -> list[Member]:
             await coordinator.trust.begin(epoch)
@@ -487,8 +488,8 @@ class PoolDaemon:
             except GpushareError as error:
                 log.debug("tick refused: %s", error)
             status = self._status(loop)
-            if status != self._told:
-                self._told = status
+            if status != self._logged_status:
+                self._logged_status = status
                 self._notifier.status(status)
 
     async def _prune(self, loop: PoolLoop) -> None:
@@ -502,7 +503,7 @@ class PoolDaemon:
                     now=now,
                 )
             except GpushareError as error:
-                log.warning("jobs that are over were not forgotten: %s", error)
+                log.warning("old finished jobs were not forgotten: %s", error)
             else:
                 if forgotten:
                     log.info("forgotten jobs=%d", forgotten)
@@ -517,7 +518,7 @@ class PoolDaemon:
             log.warning("old hours of the history were not dropped: %s", error)
 
     async def _enrolled(self, node: NodeName, realms: tuple[str, ...]) -> None:
-        assert self._loop is not None, "nobody joins before it serves"
+        assert self._loop is not None, "no node joins before the coordinator serves"
         await self._loop.send(NodeEnrolled(node, realms))
 
     def _beat(self, nodes: int) -> float:
@@ -580,19 +581,15 @@ class JobOrigins:
         self._view = view
 
     def origin_of(self, job: JobId) -> NodeName:
-        found = self._find(job)
+        found = known_job(self._state(), job)
         return HERE if found is None else found.spec.origin
 
     def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
-        found = self._find(job)
+        found = known_job(self._state(), job)
         if found is None:
             return None
         view = self._view(found).SerializeToString()
         return link_pb2.JobUpdate(job=view, over=isinstance(found.state, Ended))
-
-    def _find(self, job: JobId) -> Job | None:
-        state = self._state()
-        return state.jobs.get(job) or state.ended.get(job)
 
 
 def pool_rules_of(config: CoordinatorConfig) -> PoolRules:

@@ -46,7 +46,7 @@ FEW = 4
 """Never keep out an address with fewer strangers' connections."""
 MOST_KEPT_OUT = 500
 """Bound the addresses: the kernel accepts 4096 instructions, and each address needs five."""
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """Wait this long between two log lines about surplus connections."""
 MOST_OF_A_PORT = 8192
 """Each connection costs 20 to 120 KiB."""
@@ -114,20 +114,20 @@ class Connections:
     def __init__(self, ports: Collection[int], bounds: ConnectionBounds) -> None:
         self._ports = frozenset(ports)
         self._bounds = bounds
-        self._known: dict[str, str] = {}
+        self._callers: dict[str, str] = {}
         """Map peers to the callers of their connections."""
-        self._found: dict[int, CountedConnection] = {}
+        self._connections: dict[int, CountedConnection] = {}
         """Hold the connections by inode, in the order in which they were first seen."""
         self._kept_out: dict[int, frozenset[Network]] = {}
         """Hold the networks that are kept out, by port."""
         self._count = 0
         """Hold the fewest descriptors since the last sweep."""
         self._swept_at = -SWEEP_SECONDS
-        self._told_at = -TELL_SECONDS
+        self._logged_at = -LOG_SECONDS
 
-    def met(self, peer: str, caller: str) -> None:
+    def note_admitted(self, peer: str, caller: str) -> None:
         """Note that a call of this caller was admitted on the connection."""
-        self._known[peer] = caller
+        self._callers[peer] = caller
 
     async def run(self) -> None:
         """Enforce the bounds for as long as this runs."""
@@ -147,38 +147,42 @@ class Connections:
         if count - self._count >= GROWTH or now - self._swept_at >= rest:
             surplus = await self._sweep()
             self._count, self._swept_at = count - len(surplus), now
-            if surplus and now - self._told_at >= TELL_SECONDS:
-                self._told_at = now
-                _tell(surplus)
+            if surplus and now - self._logged_at >= LOG_SECONDS:
+                self._logged_at = now
+                _log_surplus(surplus)
 
     async def _sweep(self) -> list[CountedConnection]:
         """End the surplus connections, and return them."""
-        met = set(self._known)
-        found = await asyncio.to_thread(accepted, self._ports, self._found)
+        met = set(self._callers)
+        found = await asyncio.to_thread(accepted, self._ports, self._connections)
         for peer in met - {one.peer for one in found}:
-            del self._known[peer]
+            del self._callers[peer]
         by_inode = {one.inode: one for one in found}
-        self._found = {inode: by_inode.pop(inode) for inode in self._found if inode in by_inode} | by_inode
+        self._connections = {
+            inode: by_inode.pop(inode) for inode in self._connections if inode in by_inode
+        } | by_inode
         surplus: list[CountedConnection] = []
         kept_out: dict[int, frozenset[Network]] = {}
         for port in self._ports:
-            full, beyond = self._judged(port, [one for one in self._found.values() if one.port == port])
+            full, beyond = self._surplus_of(
+                port, [one for one in self._connections.values() if one.port == port]
+            )
             surplus += beyond
             kept_out[port] = full
         await asyncio.to_thread(shut_down, surplus)
         await self._keep_out(kept_out)
         return surplus
 
-    def _judged(
+    def _surplus_of(
         self, port: int, connections: Sequence[CountedConnection]
     ) -> tuple[frozenset[Network], list[CountedConnection]]:
         """Return the networks from which a port must accept no more, and the surplus connections."""
-        strangers = Counter(one.address for one in connections if one.peer not in self._known)
+        strangers = Counter(one.address for one in connections if one.peer not in self._callers)
         of_address = self._of_address(strangers)
         counts: Counter[str | Network] = Counter()
         surplus, remaining = [], []
         for one in connections:
-            caller = self._known.get(one.peer)
+            caller = self._callers.get(one.peer)
             counted = caller or one.address
             counts[counted] += 1
             if counts[counted] > (self._bounds.of_caller if caller else of_address):
@@ -206,7 +210,7 @@ class Connections:
         self._kept_out = networks
 
 
-# --- what the system tells ---
+# --- the system's facts ---
 
 
 def open_descriptors() -> int:
@@ -221,7 +225,7 @@ def accepted(ports: frozenset[int], found: Mapping[int, CountedConnection]) -> l
         with suppress(OSError):
             about = os.fstat(int(name))
             if stat.S_ISSOCK(about.st_mode):
-                one = found.get(about.st_ino) or _asked(int(name), about.st_ino)
+                one = found.get(about.st_ino) or _connection_at(int(name), about.st_ino)
                 if one is not None and one.port in ports:
                     connections.append(one)
     return connections
@@ -256,7 +260,7 @@ def _listening() -> Iterator[tuple[int, int]]:
                 yield int(name), sock.getsockname()[1]
 
 
-def _asked(descriptor: int, inode: int) -> CountedConnection | None:
+def _connection_at(descriptor: int, inode: int) -> CountedConnection | None:
     """Return the connection at a descriptor, or None if it is no TCP. Raises OSError if it has no peer."""
     with _borrowed(descriptor) as sock:
         if sock.family not in _TCP:
@@ -294,7 +298,7 @@ def _network_of(host: IPv4Address | IPv6Address) -> Network:
     return IPv6Network((int(host), PREFIX_BITS), strict=False)
 
 
-def _tell(surplus: Sequence[CountedConnection]) -> None:
+def _log_surplus(surplus: Sequence[CountedConnection]) -> None:
     address, most = Counter(one.address for one in surplus).most_common(1)[0]
     log.warning("%d surplus connections ended, %d of them from %s", len(surplus), most, address)
 

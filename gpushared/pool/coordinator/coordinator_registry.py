@@ -1,4 +1,4 @@
-"""Know the coordinators of a pool: those that run now, and those that nodes were told of before."""
+"""Know the coordinators of a pool: those that run now, and those whose addresses nodes received before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CoordinatorRegistry:
         """Show this coordinator to the others, and know their addresses. Raises the store's errors."""
         own, now = self._own(), asyncio.get_running_loop().time()
         await self._store.announce(own.name, _written(own))
-        if now - self._known_at >= LOOK_SECONDS:  # a new leader tells them to nodes at once
+        if now - self._known_at >= LOOK_SECONDS:  # a new leader sends them to nodes at once
             self._known, self._known_at = await self._kept(), now
 
     def addresses(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -85,8 +85,8 @@ class CoordinatorRegistry:
         self._known.pop(name, None)
 
     def _is_news(self, name: str, facts: bytes) -> bool:
-        known, told = self._known.get(name), _read(name, facts)
-        return known is None or (known.address, known.node_address) != (told.address, told.node_address)
+        known, news = self._known.get(name), _read(name, facts)
+        return known is None or (known.address, known.node_address) != (news.address, news.node_address)
 
     async def _kept(self) -> dict[str, pool_pb2.PoolCoordinator]:
         records = (await self._store.load(COORDINATOR)).records
@@ -108,17 +108,17 @@ def _written(one: pool_pb2.PoolCoordinator) -> bytes:
 
 
 def _read(name: str, facts: bytes, *, runs: bool = False) -> pool_pb2.PoolCoordinator:
-    """Read facts of a coordinator, which may be of a newer version: what cannot be read is left out."""
+    """Read the facts of a coordinator. If they cannot be read, return its name alone."""
     try:
-        told = json.loads(facts)
+        fields = json.loads(facts)
         return pool_pb2.PoolCoordinator(
             name=name,
-            address=str(told["address"]),
-            node_address=str(told["node_address"]),
-            version=str(told["version"]),
-            started_at=float(told["started_at"]),
+            address=str(fields["address"]),
+            node_address=str(fields["node_address"]),
+            version=str(fields["version"]),
+            started_at=float(fields["started_at"]),
             runs=runs,
         )
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("what coordinator %s tells of itself cannot be read: %s", name, error)
+        log.warning("the record of coordinator %s cannot be read: %s", name, error)
         return pool_pb2.PoolCoordinator(name=name, runs=runs)

@@ -56,13 +56,13 @@ FRESH_SECONDS = 10.0
 PART = "history"
 PART_OF_NODES = "history-of-nodes"
 SLACK_SECONDS = 24 * 3600.0
-"""The clocks of node and coordinator may differ by so much, and a job may end before its node hears of it."""
+"""The clocks of node and coordinator may differ by this much, and a node may learn late that a job ended."""
 ROUNDS_UNTIL_TROUBLE = 3
-"""A node's history stands still after so many rounds in a row with the same error."""
+"""Raise a trouble after this many rounds of a node in a row with the same error."""
 
 
-class Asks(Protocol):
-    """Reach the nodes; ``LinkService`` is the real one."""
+class QuestionPort(Protocol):
+    """Ask connected nodes; ``LinkService`` is the real one."""
 
     def answering(self, what: str) -> frozenset[NodeName]: ...
 
@@ -99,15 +99,15 @@ class HistoryGatherer:
 
     def __init__(
         self,
-        asks: Asks,
+        link: QuestionPort,
         history: SqliteHistory,
         troubles: Troubles,
         pool: str,
         owners: LeaseOwners,
         ahead_seconds: Callable[[], float],
     ) -> None:
-        """``ahead_seconds``: the time of day is so much ahead of the coordinator's clock that counts time."""
-        self._asks = asks
+        """``ahead_seconds`` returns by how much the time of day is ahead of the coordinator's clock."""
+        self._link = link
         self._history = history
         self._troubles = troubles
         self._pool = pool
@@ -128,7 +128,7 @@ class HistoryGatherer:
             await self._tasks.cancel()
 
     async def refresh(self) -> None:
-        """Ask all nodes now, and wait a moment for their answers; a slow node is told of as it was."""
+        """Ask all nodes now, and wait a moment for their answers; a slow node's history stays as it was."""
         now = time.monotonic()
         if now - self._fresh_at < FRESH_SECONDS:
             return
@@ -141,18 +141,18 @@ class HistoryGatherer:
             await asyncio.wait(tasks, timeout=REFRESH_SECONDS)
 
     def _begin_rounds(self) -> None:
-        answering, now = self._asks.answering(codec.HISTORY), time.monotonic()
+        answering, now = self._link.answering(codec.HISTORY), time.monotonic()
         for name, node in self._nodes.items():
             if name not in answering:
                 node.position, node.due = None, now
                 node.succeeded()
-        self._tell_of_standstills()
+        self._report_standstills()
         for name in sorted(answering):
             node = self._nodes.setdefault(name, _Node())
             if not node.is_busy and now >= node.due:
                 node.task = self._tasks.start(self._round(name, node))
 
-    def _tell_of_standstills(self) -> None:
+    def _report_standstills(self) -> None:
         stuck = [
             f"the history of {name} stands still: {node.error}"
             for name, node in sorted(self._nodes.items())
@@ -192,14 +192,14 @@ class HistoryGatherer:
         if node.position is None:
             node.position = await self._history.position(name)
         self._check_budget(name, node)
-        body = await self._asks.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
+        body = await self._link.ask(name, codec.HISTORY, position_bytes(node.position), ANSWER_SECONDS)
         text = await asyncio.to_thread(unpack, body)
         node.bytes_of_day += len(text)
         part = await asyncio.to_thread(read_part, text, round(time.time() * 1000))
         if part is None:
             return False
         node.journals_of_day.add(part.journal)
-        leases = await self._owned(name, part)
+        leases = await self._leases_of_pool(name, part)
         # A span belongs to the project of its lease, which is known here only when the lease is over.
         spans = tuple((number, replace(span, project="")) for number, span in part.spans)
         open_spans = tuple(replace(span, project="") for span in part.open_spans)
@@ -217,7 +217,7 @@ class HistoryGatherer:
         if node.bytes_of_day > MAX_BYTES_A_DAY or len(node.journals_of_day) > MAX_JOURNALS_A_DAY:
             raise StateConflict(f"node {name} sent more of its history than a node has in a day")
 
-    async def _owned(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
+    async def _leases_of_pool(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
         """Return the leases under the pool's names."""
         ours = [lease for lease in part.leases if lease.pool == self._pool]
         taken = await self._history.leases_of_jobs(name, {lease.job for lease in ours if lease.job})
@@ -226,16 +226,16 @@ class HistoryGatherer:
     async def _under_our_names(
         self, name: NodeName, part: HistoryPart, lease: LeaseSummary, taken: dict[Attempt, LeaseOfJournal]
     ) -> LeaseSummary:
-        """Return the lease; of ``taken`` each attempt has one lease on a node, the first that the node told."""
+        """Return the lease under the pool's names. ``taken`` has the lease of each attempt: the first one counts."""
         attempt = (lease.job if lease.pool == self._pool else "", lease.attempt)
-        asked = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *attempt)
-        named, here = await self._owners.named(name, asked), (part.journal, lease.lease)
+        reported = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *attempt)
+        named, here = await self._owners.named(name, reported), (part.journal, lease.lease)
         if (
             named.job is None
             or not self._is_within(named.job, lease, part)
             or taken.setdefault(attempt, here) != here
         ):
-            named = await self._owners.named(name, replace(asked, job=""))
+            named = await self._owners.named(name, replace(reported, job=""))
             lease = replace(lease, job="", attempt=0)
         # A number of a user means nothing on another machine.
         return replace(lease, owner=named.owner, owner_uid=-1, project=named.project)
@@ -251,7 +251,7 @@ class HistoryGatherer:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOfNode:
-    """Name a lease's owner, project and job as its node does."""
+    """Name the owner, project and job of a lease as its node reports them."""
 
     principal: str
     project: str
@@ -260,8 +260,8 @@ class LeaseOfNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """Name a lease's owner and project as the pool knows them. ``job`` is the job that the lease is of, if any."""
+class PoolNames:
+    """Name the owner and project of a lease as the pool knows them. ``job`` is the lease's job, if any."""
 
     owner: str
     project: str
@@ -277,25 +277,25 @@ class LeaseOwners:
         local_owner: Callable[[NodeName, str, str], str],
         may_use: Callable[[str, str], bool],
     ) -> None:
-        """``local_owner`` names the person that a user of a node is, by node, user and realm.
+        """``local_owner`` returns the pool's person for a node, its user and the user's realm.
 
-        ``may_use`` tells whether a person may use a project of the pool.
+        ``may_use`` returns True if a person may use a project of the pool.
         """
         self._job_of = job_of
         self._local_owner = local_owner
         self._may_use = may_use
 
-    async def named(self, node: NodeName, lease: LeaseOfNode) -> Named:
+    async def named(self, node: NodeName, lease: LeaseOfNode) -> PoolNames:
         """Return the names of a lease.
 
-        Owner and project of a job are believed only where such an attempt of the job was sent to that node.
-        A project that the owner may not use is the node's own, and named after it.
+        The lease counts as a job's only if the coordinator sent this attempt of the job to that node. A project
+        that the owner may not use is the node's own, and gets the node's name.
         """
         job = await self._job_of(JobId(lease.job)) if lease.job else None
         if job is not None and node in job.nodes and 1 <= lease.attempt <= job.attempts:
-            return Named(job.spec.owner.person, job.project, job)
+            return PoolNames(job.spec.owner.person, job.project, job)
         user, _, realm = lease.principal.rpartition("@")
         owner, project = self._local_owner(node, user, realm), lease.project
         if project and not self._may_use(owner, project):
             project = plain(f"{project}@{node}")
-        return Named(owner, project)
+        return PoolNames(owner, project)

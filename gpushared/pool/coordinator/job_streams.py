@@ -53,6 +53,13 @@ class TunnelLink(Protocol):
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None: ...
 
 
+def _node_went_away() -> Unavailable:
+    return Unavailable(
+        "the tunnel's node went away",
+        hint="`gpushare nodes` tells whether it is connected; the job goes on there meanwhile",
+    )
+
+
 class Pipe:
     """Read and write one end of a tunnel; the other end is on the node."""
 
@@ -65,7 +72,7 @@ class Pipe:
         try:
             data = await self._context.read()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the tunnel's node went away") from error
+            raise _node_went_away() from error
         if isinstance(data, Frame):
             return data
         if not isinstance(data, link_pb2.TunnelData):
@@ -79,14 +86,15 @@ class Pipe:
         try:
             await self._context.write(data)
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError) as error:
-            raise Unavailable("the tunnel's node went away") from error
+            raise _node_went_away() from error
 
 
 @dataclass(slots=True)
-class _Awaited:
+class _PendingTunnel:
+    """Hold a tunnel that waits for its node to call."""
+
     node: NodeName
-    person: str
-    came: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answered: asyncio.Future[Pipe] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Tunnels:
@@ -95,7 +103,7 @@ class Tunnels:
     def __init__(self, link: Callable[[], TunnelLink]) -> None:
         """Each new tunnel calls ``link``."""
         self._link = link
-        self._awaited: dict[str, _Awaited] = {}
+        self._pending: dict[str, _PendingTunnel] = {}
         self._open: Counter[str] = Counter()
         """Count the tunnels of each person, of each ``@realm``, and (by the empty name) of all."""
 
@@ -127,18 +135,18 @@ class Tunnels:
 
     async def _called(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> Pipe:
         wanted.tunnel_id = secrets.token_hex(16)
-        awaited = self._awaited[wanted.tunnel_id] = _Awaited(node, wanted.person)
+        pending = self._pending[wanted.tunnel_id] = _PendingTunnel(node)
         try:
             self._link().open_tunnel(node, wanted)
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await awaited.came
+                return await pending.answered
         except TimeoutError:
             raise TimedOut(
                 f"node {node} did not answer in {ANSWER_SECONDS:.0f} s",
                 hint="`gpushare nodes` tells whether it is connected",
             ) from None
         finally:
-            del self._awaited[wanted.tunnel_id]
+            del self._pending[wanted.tunnel_id]
 
     async def serve(self, node: NodeName, context: TunnelContext) -> None:
         """Serve a call of a node: the stream is its end of the tunnel that its first message names.
@@ -155,18 +163,18 @@ class Tunnels:
             return
         # grpcio fails to end a call if a read was cancelled and the server has sent nothing at all.
         await context.send_initial_metadata(())
-        awaited = self._awaited.get(opening.tunnel_id)
-        if awaited is None or awaited.came.done():
-            raise NotFound("nobody waits for this tunnel", hint="whoever asked for it has gone")
-        if awaited.node != node:
-            log.warning("node=%s called for a tunnel to node=%s", node, awaited.node)
+        pending = self._pending.get(opening.tunnel_id)
+        if pending is None or pending.answered.done():
+            raise NotFound("nobody waits for this tunnel", hint="its client has gone")
+        if pending.node != node:
+            log.warning("node=%s called for a tunnel to node=%s", node, pending.node)
             raise PermissionRefused(f"this tunnel is not to node {node}")
         if opening.error_code:
             refusal = codec.refused(opening.error_code, opening.error_message, opening.error_hint)
-            awaited.came.set_exception(refusal)
+            pending.answered.set_exception(refusal)
             return
         pipe = Pipe(context)
-        awaited.came.set_result(pipe)
+        pending.answered.set_result(pipe)
         await pipe.over.wait()
 
 
@@ -185,7 +193,7 @@ async def splice(context: UserContext, pipe: Pipe, *, outlives_calls: bool = Fal
             has_ended = has_ended or data.end
             await context.write(data if isinstance(data, Frame) else _chunk(data))
         if not has_ended:
-            raise Unavailable("the tunnel's node went away")
+            raise _node_went_away()
     finally:
         upwards.cancel()
         await asyncio.gather(upwards, return_exceptions=True)

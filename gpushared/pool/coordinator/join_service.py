@@ -16,14 +16,14 @@ from gpushared.net.call_audit import Asker, CallAudit
 from gpushared.net.call_checks import Context, abort
 from gpushared.net.limits import Rates, host_of
 from gpushared.pool.trust.certificates import check_clock
-from gpushared.pool.trust.node_enrolment import Signed
+from gpushared.pool.trust.node_enrolment import SignedCertificate
 from gpushared.pool.trust.token_records import read_join_token
 from gpushared.pool.trust.trust import PoolTrust
 from gpushared.storage.audit.line import NOBODY_HERE
 
 RENEWALS = 20
 RENEWALS_PER_SECOND = 1 / 3600
-"""A node needs a renewal in weeks. Each adds a line to the ledger for ever, and others wait for its write."""
+"""A node renews its certificate every few weeks. Each renewal adds a line to the ledger for ever."""
 
 
 class JoinService(pool_pb2_grpc.JoinServicer):
@@ -52,7 +52,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._rates.spend(host_of(context.peer()))
         except GpushareError as error:
             await self._refuse("Join/GetTrust", request, _stranger(context), context, error)
-        return self._told()
+        return self._trust.anchors_message(self._now())
 
     async def Sign(  # noqa: N802 - gRPC's name
         self, request: pool_pb2.SignRequest, context: Context[Any, Any]
@@ -62,7 +62,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._trust.callers.check_answers("Join/Sign")
             words = read_join_token(request.token)
             check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
-            signed = await self._trust.enlisting.enlist(request.node, request.csr, words)
+            signed = await self._trust.enrolment.enrol(request.node, request.csr, words)
         except GpushareError as error:
             await self._refuse("Join/Sign", request, _stranger(context), context, error)
         note = f"with the token {words.id}"
@@ -79,7 +79,7 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
             check_clock(f"node {node.node}", request.now, self._now())
             self._renewals.spend(f"node {node.node}")
-            signed = await self._trust.enlisting.renew(request.csr, node)
+            signed = await self._trust.enrolment.renew(request.csr, node)
         except GpushareError as error:
             await self._refuse("Join/Renew", request, who, context, error)
         self._audit.answered("Join/Renew", request, who)
@@ -92,16 +92,11 @@ class JoinService(pool_pb2_grpc.JoinServicer):
             self._audit.refused(name, request, who, error)
         await abort(context, error)
 
-    def _answer(self, signed: Signed) -> pool_pb2.SignAnswer:
-        return pool_pb2.SignAnswer(certificate=signed.pem, trust=self._told(), node_port=self._node_port())
-
-    def _told(self) -> pool_pb2.Trust:
-        authority = self._trust.authority
-        return pool_pb2.Trust(
-            pool=authority.pool,
-            anchors=authority.anchors_pem,
-            generation=authority.generation,
-            now=self._now(),
+    def _answer(self, signed: SignedCertificate) -> pool_pb2.SignAnswer:
+        return pool_pb2.SignAnswer(
+            certificate=signed.pem,
+            trust=self._trust.anchors_message(self._now()),
+            node_port=self._node_port(),
         )
 
 

@@ -64,8 +64,8 @@ from gpushared.storage.audit.line import NOBODY_HERE
 log = logging.getLogger(__name__)
 
 DISCONNECT_RETRY_SECONDS = 1.0
-MAX_WAITS = 4
-"""A node waits at a standby so many times at once: an older wait may be half-open without knowing it."""
+MAX_WAITS_OF_A_NODE = 4
+"""Bound the calls with which one node waits at a standby: older calls may be half-open for a while."""
 MAX_REFUSED_KEPT = 1024
 """Remember the refusals of this many callers, so that the log shows each only once."""
 
@@ -83,7 +83,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def __init__(
         self,
-        machine: StreamLoop,
+        loop: StreamLoop,
         guard: LinkGuardPort,
         origins: Origins,
         tunnels: TunnelStreams | None = None,
@@ -95,36 +95,36 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
     ) -> None:
         """``beat`` returns the seconds between a node's heartbeats for this many nodes."""
         self.tunnels = tunnels
-        self._machine = machine
+        self._loop = loop
         self._guard = guard
         self._origins = origins
         self._beat_seconds = beat
         self._streams: dict[NodeName, NodeStream] = {}
-        self._partings = TaskSet()
+        self._disconnect_tasks = TaskSet()
         self._refused: dict[str, str] = {}
         self._troubles = troubles or Troubles()
         self.registrations = registrations or Registrations()
         self._audit = audit or CallAudit()
         self._closed = False
-        self._waiting = CallsUnderWay(MAX_WAITS)
+        self._waiting = CallsUnderWay(MAX_WAITS_OF_A_NODE)
         self.standby: Callable[[], Standby | None] = lambda: None
         """Return how the coordinator stands by, or None while it leads."""
         self.addresses: Callable[[], tuple[Sequence[str], Sequence[str]]] = lambda: ((), ())
         """Return the addresses of all coordinators: for users, and in the same order for nodes."""
 
-    # --- what the coordinator says ---------------------------------------------------------------------
+    # --- messages to nodes -----------------------------------------------------------------------------
 
     def perform(self, instruction: PoolInstruction) -> None:
-        """Carry out the machine's instruction, after its cause is durable."""
+        """Carry out the loop's instruction, after its cause is durable."""
         match instruction:
             case Send(node, order):
-                self.tell(node, order)
+                self.send_order(node, order)
             case TellOrigin(job):
-                self.tell_origin(job)
+                self.send_job_update(job)
             case _:
                 assert_never(instruction)
 
-    def tell(self, node: NodeName, order: Order) -> None:
+    def send_order(self, node: NodeName, order: Order) -> None:
         """Queue an order in place of an equal one that waits. Drop the order if the node is not connected."""
         stream = self._streams.get(node)
         if isinstance(order, GiveBack) and stream is not None and codec.GIVE_BACK not in stream.capabilities:
@@ -132,37 +132,32 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         if stream is not None:
             stream.put((type(order), order.key), lambda: link_pb2.Down(order=codec.order_bytes(order)))
 
-    def tell_origin(self, job: JobId) -> None:
+    def send_job_update(self, job: JobId) -> None:
         """Send the job's state to the node through which the job was submitted."""
         origin = self._origins.origin_of(job)
         if origin != HERE and (stream := self._streams.get(origin)) is not None:
             stream.update(job)
 
-    def tell_drain(self, node: NodeName) -> None:
+    def send_drain(self, node: NodeName) -> None:
         """Send the node's drain state and its reason to the node."""
         if (stream := self._streams.get(node)) is not None:
             stream.put(link_pb2.DrainNotice, lambda: self._drain_notice(node))
 
-    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+    def send_trust(self, trust: link_pb2.NewTrust) -> None:
         """Send the anchors to trust from now on to all connected nodes.
 
         The other nodes receive the anchors at their next registration.
         """
         for stream in self._streams.values():
             if codec.TRUST in stream.capabilities:
-                stream.tell_trust(trust)
+                stream.send_trust(trust)
 
     def open_tunnel(self, node: NodeName, tunnel: link_pb2.OpenTunnel) -> None:
         """Request a node to call ``Serve``.
 
-        Raises Unavailable if the node is not connected, StateConflict.
+        Raises Unavailable if the node is not connected, StateConflict if its version has no tunnels.
         """
-        stream = self._streams.get(node)
-        if stream is None:
-            raise Unavailable(
-                f"node {node} is not connected to the coordinator",
-                hint="`gpushare nodes` tells since when; it reconnects by itself",
-            )
+        stream = self._connected_stream(node)
         if codec.TUNNEL not in stream.capabilities:
             raise StateConflict(f"node {node} cannot open tunnels", hint="update gpushared there")
         subject = (link_pb2.OpenTunnel, tunnel.tunnel_id)
@@ -173,15 +168,20 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
         Raises Unavailable, StateConflict for a node that cannot answer, TimedOut, and the node's own error.
         """
+        stream = self._connected_stream(node)
+        if codec.answers(what) not in stream.capabilities:
+            raise StateConflict(f"node {node} cannot tell its {what}", hint="update gpushared there")
+        return await stream.ask(what, body, timeout_seconds)
+
+    def _connected_stream(self, node: NodeName) -> NodeStream:
+        """Return the node's stream. Raises Unavailable if the node is not connected."""
         stream = self._streams.get(node)
         if stream is None:
             raise Unavailable(
                 f"node {node} is not connected to the coordinator",
                 hint="`gpushare nodes` tells since when; it reconnects by itself",
             )
-        if codec.answers(what) not in stream.capabilities:
-            raise StateConflict(f"node {node} cannot tell its {what}", hint="update gpushared there")
-        return await stream.ask(what, body, timeout_seconds)
+        return stream
 
     def answering(self, what: str) -> frozenset[NodeName]:
         """Return the connected nodes that answer questions of this kind."""
@@ -207,7 +207,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         self._closed = True
         for stream in self._streams.values():
             stream.end(Unavailable("the coordinator is ending", hint="it is dialled again by itself"))
-        await self._partings.cancel()
+        await self._disconnect_tasks.cancel()
 
     # --- streams ---------------------------------------------------------------------------------------
 
@@ -219,14 +219,14 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             node = self._guard.node_of(context.auth_context())
             if await self._until_leading(node, context):
-                self._guard.node_of(context.auth_context())  # it may have been revoked meanwhile
+                self._guard.node_of(context.auth_context())  # the certificate may be revoked by now
             self._check_member(node)
             await accept(context)
-            await self._serve(await self._meet(node, context), context)
+            await self._serve(await self._register(node, context), context)
         except NotLeader as error:
             await abort(context, error)
         except GpushareError as error:
-            self._tell_of_refusal(node, error, context)
+            self._note_refusal(node, error, context)
             await refuse(context, error)
 
     async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
@@ -262,7 +262,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def _check_member(self, node: NodeName) -> None:
         """Raises PermissionRefused if the node is no member."""
-        member = self._machine.state.members.get(node)
+        member = self._loop.state.members.get(node)
         if member is None or member.forgotten_at is not None:
             known = "was forgotten by" if member is not None else "is not enrolled in"
             raise PermissionRefused(
@@ -271,41 +271,41 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 "was not to be here at all, is this another coordinator of the same name, or an old copy?",
             )
 
-    async def _meet(self, node: NodeName, context: Context) -> NodeStream:
-        """Read a node's registration, send it to the machine, and keep only the stream.
+    async def _register(self, node: NodeName, context: Context) -> NodeStream:
+        """Read a node's registration, apply it, and return the stream that replaces the node's older one.
 
         Raises RequestError, StateConflict, PermissionRefused, TimedOut, LimitReached.
         """
         async with self.registrations.of(node, context) as registration:
-            event = self._heard(node, registration)
+            event = self._registration_event(node, registration)
             stream = self._stream(node, registration.message)
             self._replace(stream, context)
             try:
-                await self._hand_on(event, stream)
-                self._free_of_shares(registration.message, stream)
+                await self._apply_registration(event, stream)
+                self._send_free_allowance(registration.message, stream)
             except BaseException:
-                self._leave(stream)
+                self._remove(stream)
                 raise
             log.info("node=%s connected from=%s reports=%d", node, context.peer(), len(registration.reports))
         return stream
 
-    async def _hand_on(self, event: NodeRegistered, stream: NodeStream) -> None:
-        """Send the registration to the machine.
+    async def _apply_registration(self, event: NodeRegistered, stream: NodeStream) -> None:
+        """Send the registration to the loop. Raises the stream's end reason if the registration ended it.
 
-        Its orders wait in the mailbox, so that the welcome is the first message.
+        Orders that it causes wait in the mailbox until the welcome is sent.
         """
-        await self._machine.send(event)
-        if stream.ended is not None:
+        await self._loop.send(event)
+        if stream.end_reason is not None:
             # The welcome must not carry the epoch that just rose for this registration. The node would name
             # that epoch in its next registration, as an epoch of another coordinator, and so on for ever.
-            raise stream.ended
+            raise stream.end_reason
 
-    def _free_of_shares(self, registration: link_pb2.Hello, stream: NodeStream) -> None:
+    def _send_free_allowance(self, registration: link_pb2.Hello, stream: NodeStream) -> None:
         if (allowance := codec.without_shares(registration.free)) is not None:
             stream.put(link_pb2.Allowance, lambda: link_pb2.Down(allowance=allowance))
 
-    def _heard(self, node: NodeName, read: RegistrationRead) -> NodeRegistered:
-        """Return the machine's event for a registration.
+    def _registration_event(self, node: NodeName, read: RegistrationRead) -> NodeRegistered:
+        """Return the loop's event for a registration.
 
         Raises RequestError, StateConflict or PermissionRefused.
         """
@@ -321,7 +321,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             node,
             inventory=codec.read_inventory(registration.inventory),
             free=codec.read_free(registration.free),
-            reports=tuple(self._in_its_name(report) for report in read.reports),
+            reports=tuple(self._with_pool_owner(report) for report in read.reports),
             seen_epoch=registration.seen_epoch,
             seen_revision=registration.seen_revision,
         )
@@ -331,7 +331,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
         Raises RequestError.
         """
-        ours, revision = self._machine.state.epoch, self._machine.revision
+        ours, revision = self._loop.state.epoch, self._loop.revision
         codec.check_epoch(registration.seen_epoch, ours)
         if registration.seen_epoch > ours or registration.seen_revision > revision:
             log.warning(
@@ -339,8 +339,8 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
                 node, registration.seen_epoch, registration.seen_revision, ours, revision,
             )  # fmt: skip
 
-    def _in_its_name(self, report: Report) -> Report:
-        """Replace the owner of a report's job by the person whom the pool knows under that name.
+    def _with_pool_owner(self, report: Report) -> Report:
+        """Replace the owner in a report's spec by the pool's person of that name.
 
         If no person can have the name, keep only the fact that the attempt exists.
         """
@@ -349,7 +349,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         try:
             owner = self._guard.owner_named(report.spec.owner.principal)
         except RequestError as error:
-            log.warning("attempt=%s nobody can own it: %s", report.key, error)
+            log.warning("attempt=%s its job cannot have this owner: %s", report.key, error)
             return replace(report, spec=None)
         spec = replace(report.spec, owner=owner)
         if not is_own_id(report.key.job, spec):
@@ -359,7 +359,7 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
     def _stream(self, node: NodeName, registration: link_pb2.Hello) -> NodeStream:
         return NodeStream(
-            node, registration, self._machine, self._guard, self._origins, self._beat_seconds, self._audit
+            node, registration, self._loop, self._guard, self._origins, self._beat_seconds, self._audit
         )
 
     async def _serve(self, stream: NodeStream, context: Context) -> None:
@@ -367,17 +367,17 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             self._refused.pop(stream.node, None)
             self._troubles.cleared(_claim_of(stream.node))
             await context.write(link_pb2.Down(welcome=self._welcome()))
-            self._tell_standing_drain(stream.node)
+            self._send_present_drain(stream.node)
             why = await stream.talk(context)
             if why is not None:
-                self._tell_of_refusal(stream.node, why, context)
+                self._note_refusal(stream.node, why, context)
         finally:
-            self._leave(stream)
+            self._remove(stream)
 
-    def _leave(self, stream: NodeStream) -> None:
+    def _remove(self, stream: NodeStream) -> None:
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
-            self._part(stream.node)
+            self._report_disconnect(stream.node)
 
     def _replace(self, stream: NodeStream, context: Context) -> None:
         """Replace the older stream, which may be a half-open remainder without a reader."""
@@ -395,64 +395,68 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         users, nodes = self.addresses()
         return link_pb2.Welcome(
             pool=self._guard.pool,
-            epoch=self._machine.state.epoch,
-            revision=self._machine.revision,
-            beat_seconds=self._beat_seconds(len(self._machine.state.members)),
+            epoch=self._loop.state.epoch,
+            revision=self._loop.revision,
+            beat_seconds=self._beat_seconds(len(self._loop.state.members)),
             now=time.time(),
             capabilities=codec.CAPABILITIES,
             addresses=users,
             node_addresses=nodes,
         )
 
-    def _tell_standing_drain(self, node: NodeName) -> None:
-        member = self._machine.state.members.get(node)
+    def _send_present_drain(self, node: NodeName) -> None:
+        member = self._loop.state.members.get(node)
         if member is not None and member.drained_by:
-            self.tell_drain(node)
+            self.send_drain(node)
 
     def _drain_notice(self, node: NodeName) -> link_pb2.Down | None:
-        member = self._machine.state.members.get(node)
+        member = self._loop.state.members.get(node)
         if member is None:
             return None
         return link_pb2.Down(drain=link_pb2.DrainNotice(reason=member.drain_reason, by=member.drained_by))
 
-    def _part(self, node: NodeName) -> None:
+    def _report_disconnect(self, node: NodeName) -> None:
         """Report the end of the stream in a separate task, because the call that ends is being cancelled."""
         if self._closed:
             return
-        self._partings.start(self._disconnected(node))
+        self._disconnect_tasks.start(self._disconnected(node))
 
     async def _disconnected(self, node: NodeName) -> None:
         while node not in self._streams:
             try:
-                await self._machine.send(NodeDisconnected(node))
+                await self._loop.send(NodeDisconnected(node))
             except (Unavailable, TimedOut, LimitReached):
                 await asyncio.sleep(DISCONNECT_RETRY_SECONDS)
             except GpushareError as error:
-                log.warning("node=%s its parting was not noted: %s", node, error)
+                log.warning("node=%s its disconnection was not stored: %s", node, error)
                 return
             else:
                 log.info("node=%s disconnected", node)
                 return
 
-    def _tell_of_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
-        """Log a node's refusal once, until its reason changes: nodes dial again all the time."""
+    def _note_refusal(self, node: NodeName, error: GpushareError, context: Context) -> None:
+        """Audit the refusal of a node, and log it once until its reason changes: nodes dial again and again."""
         if isinstance(error, ClaimRefused):
             self._troubles.raised(_claim_of(node), str(error))
-        who, host = node or host_of(context.peer()), host_of(context.peer())
+        host = host_of(context.peer())
+        caller = node or host
         asker = Asker(NOBODY_HERE, f"node {node}" if node else host, note=f"from {host}")
         self._audit.refused("NodeLink/Connect", None, asker, error)
-        if self._refused.get(who) != str(error):
+        if self._refused.get(caller) != str(error):
             log.warning("node=%s from=%s refused: %s", node or "?", context.peer(), error)
-        if who in self._refused or len(self._refused) < MAX_REFUSED_KEPT:
-            self._refused[who] = str(error)
+        if caller in self._refused or len(self._refused) < MAX_REFUSED_KEPT:
+            self._refused[caller] = str(error)
 
 
 def _claim_of(node: NodeName) -> str:
-    """Return the name of the trouble of a node that too often claims to have seen a newer pool."""
+    """Return the part for the trouble of a node that claims too often to have seen a newer pool."""
     return f"claim-{node}"
 
 
 async def accept(context: Context) -> None:
-    """Show the node that this coordinator is alive, before the registration is read; again it does nothing."""
+    """Show the node that this coordinator is alive, before the registration is read.
+
+    A second call does nothing.
+    """
     with suppress(grpc.aio.UsageError):
         await context.send_initial_metadata(())

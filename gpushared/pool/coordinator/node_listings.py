@@ -24,7 +24,7 @@ from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.units import format_duration
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of
-from gpushared.pool.coordinator.history_gatherer import Asks, LeaseOfNode, LeaseOwners
+from gpushared.pool.coordinator.history_gatherer import LeaseOfNode, LeaseOwners, QuestionPort
 from gpushared.pool.link import codec
 
 _Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
@@ -33,28 +33,28 @@ ANSWER_SECONDS = 3.0
 FRESH_SECONDS = 2.0
 MAX_BODY_BYTES = 1 << 20
 MAX_OF_NODE = 2000
-"""An answer with more leases, processes or GPUs is not kept, and no longer one: 2000 leases take less."""
+"""Drop an answer with more leases, processes or GPUs, or with more bytes: 2000 leases take less."""
 MAX_LEASES = 5000
-"""Answer at most so many leases; ``--user`` finds the others."""
+"""List at most this many leases; ``--user`` finds the others."""
 MAX_WAITING = 200
-"""Show at most so many waiting jobs of the pool: each is explained."""
+"""List at most this many waiting jobs of the pool, because each is explained."""
 
 
 @dataclass(slots=True)
-class _Told(Generic[_Listed]):
-    """Hold a node's newest answer under the pool's names, and when it came."""
+class _NodeAnswer(Generic[_Listed]):
+    """Hold a node's newest answer under the pool's names, and when it came (``time.monotonic``)."""
 
-    answer: _Listed
+    message: _Listed
     at: float
 
 
 @dataclass(slots=True)
 class _Kind(Generic[_Listed]):
-    """Hold what nodes told of one kind."""
+    """Hold the nodes' newest answers to questions of one kind."""
 
-    what: str
+    question: str
     message: type[_Listed]
-    told: dict[NodeName, _Told[_Listed]] = field(default_factory=dict)
+    answers: dict[NodeName, _NodeAnswer[_Listed]] = field(default_factory=dict)
     asked_at: float = -FRESH_SECONDS
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -62,9 +62,11 @@ class _Kind(Generic[_Listed]):
 class NodeListings:
     """Answer ``Leases/List`` and ``Gpus/List`` for the pool."""
 
-    def __init__(self, asks: Asks, loop: PoolLoop, owners: LeaseOwners, others: Callable[[], Others]) -> None:
+    def __init__(
+        self, link: QuestionPort, loop: PoolLoop, owners: LeaseOwners, others: Callable[[], Others]
+    ) -> None:
         """``others`` says what users see of others; administrators see all."""
-        self._asks = asks
+        self._link = link
         self._loop = loop
         self._owners = owners
         self._others = others
@@ -79,7 +81,7 @@ class NodeListings:
     ) -> leases_pb2.ListLeasesResponse:
         """List the leases of all nodes, and the jobs that wait for one."""
         answer = leases_pb2.ListLeasesResponse(simulated=has_simulated(self._loop.state))
-        for _, listed in sorted((await self._told(self._leases)).items()):
+        for _, listed in sorted((await self._newest_answers(self._leases)).items()):
             for lease in listed.leases:
                 if self._is_wanted(lease, message, owner):
                     answer.leases.append(lease)
@@ -157,12 +159,12 @@ class NodeListings:
     # --- GPUs --------------------------------------------------------------------------------------------
 
     async def gpus(self, _: gpus_pb2.ListGpusRequest, __: Owner) -> gpus_pb2.ListGpusResponse:
-        """List the GPUs of all nodes; of a node that never told, those of its last report."""
+        """List the GPUs of all nodes; of a node without an answer, the GPUs of its last heartbeat."""
         state, now = self._loop.state, self._loop.now()
         answer = gpus_pb2.ListGpusResponse(simulated=has_simulated(state))
-        told = await self._told(self._gpus)
+        answers = await self._newest_answers(self._gpus)
         for node in nodes_of(state, now):
-            listed = told.get(NodeName(node.name))
+            listed = answers.get(NodeName(node.name))
             if listed is None:
                 answer.gpus.extend(_reported(gpu, node) for gpu in node.gpus)
                 continue
@@ -173,30 +175,30 @@ class NodeListings:
 
     # --- asking ------------------------------------------------------------------------------------------
 
-    async def _told(self, kind: _Kind[_Listed]) -> dict[NodeName, _Listed]:
+    async def _newest_answers(self, kind: _Kind[_Listed]) -> dict[NodeName, _Listed]:
         """Ask all nodes, unless that was done a moment ago, and return their newest answers."""
         async with kind.lock:
             if time.monotonic() - kind.asked_at >= FRESH_SECONDS:
-                nodes = sorted(self._asks.answering(kind.what))
+                nodes = sorted(self._link.answering(kind.question))
                 await asyncio.gather(*(self._ask(kind, node) for node in nodes))
                 kind.asked_at = time.monotonic()
         members = self._loop.state.members
-        kind.told = {
-            node: told
-            for node, told in kind.told.items()
+        kind.answers = {
+            node: answer
+            for node, answer in kind.answers.items()
             if (member := members.get(node)) is not None and member.forgotten_at is None
         }
-        return {node: told.answer for node, told in kind.told.items()}
+        return {node: answer.message for node, answer in kind.answers.items()}
 
     async def _ask(self, kind: _Kind[_Listed], node: NodeName) -> None:
         try:
-            body = await self._asks.ask(node, kind.what, b"", ANSWER_SECONDS)
+            body = await self._link.ask(node, kind.question, b"", ANSWER_SECONDS)
         except GpushareError:
-            return  # what the node told before is shown with its age
+            return  # the node's earlier answer is shown with its age
         answer = await asyncio.to_thread(_parsed, kind.message, body)
         if answer is not None:
             await self._name(answer, node)
-            kind.told[node] = _Told(answer, time.monotonic())
+            kind.answers[node] = _NodeAnswer(answer, time.monotonic())
 
     async def _name(self, answer: _Listed, node: NodeName) -> None:
         """Put the pool's names into a node's answer."""
@@ -208,21 +210,21 @@ class NodeListings:
             process.node = node
         for lease in answer.leases:
             lease.node = node
-            told = LeaseOfNode(lease.owner, lease.project, lease.job_id, lease.job_attempt)
-            named = await self._owners.named(node, told)
+            reported = LeaseOfNode(lease.owner, lease.project, lease.job_id, lease.job_attempt)
+            named = await self._owners.named(node, reported)
             lease.owner, lease.project = named.owner, named.project
             if named.job is None:
                 lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
 
     def _notices(self, kind: _Kind[_Listed]) -> Iterator[str]:
         """Yield a sentence for each node whose answer is old or missing."""
-        told, state = kind.told, self._loop.state
+        answers, state = kind.answers, self._loop.state
         for name, member in sorted(state.members.items()):
             if member.forgotten_at is not None:
                 continue
-            age = time.monotonic() - told[name].at if name in told else None
+            age = time.monotonic() - answers[name].at if name in answers else None
             if age is None:
-                # The same words for GPUs and leases, because who lists both is told once.
+                # The words are the same for GPUs and leases: a page that lists both shows the sentence once.
                 yield f"{name} {_why_unknown(state, name, self._loop.now())}: what it has is not shown in full"
             elif age > FRESH_SECONDS + ANSWER_SECONDS:
                 yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"

@@ -43,22 +43,23 @@ Context = grpc.aio.ServicerContext[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 32_768
 """Bound the subjects that wait to be sent to one node."""
-BUSY = 1024
-"""With this many waiting subjects, read nothing more from a node until the node has read some of them."""
-IN_WORK = 32
+MAX_WAITING_TO_READ = 1024
+"""Read nothing more from a node while this many subjects wait for it."""
+MESSAGES_AT_ONCE = 32
 """Handle at most this many of a node's messages at a time."""
 _JOB_ID = re.compile(r"[0-9a-z]{1,32}(_[0-9]{1,7})?")
 LINGER_SECONDS = 5.0
+"""Wait this long for a write under way before a refusal, and for the node to hang up after the refusal."""
 SILENCE_SECONDS = 40.0
 """Give up a stream after this silence, though its connection lives, but not before three heartbeats: the
 node's gRPC answers pings also if its daemon hangs."""
-LOOKS = 4
-"""Check this often within that time, so that a pause of this process does not count as the node's silence."""
+SILENCE_CHECKS = 4
+"""Check this often within the silence, so that a pause of this process does not count as the node's silence."""
 MAX_GRACE_SECONDS = 24 * 3600
 
 
-class Book(Protocol):
-    """Give links the part of the machine's state that they read."""
+class StreamState(Protocol):
+    """Give links the part of the loop's state that they read."""
 
     @property
     def members(self) -> Mapping[NodeName, Member]: ...
@@ -70,7 +71,7 @@ class StreamLoop(Protocol):
     """Provide the coordinator's loop."""
 
     @property
-    def state(self) -> Book: ...
+    def state(self) -> StreamState: ...
     @property
     def revision(self) -> int:
         """Return the revision of the newest change in the store."""
@@ -128,13 +129,13 @@ def usual_beat(nodes: int) -> float:
 
 
 class NodeStream:
-    """Run a stream that was welcomed. ``talk`` lasts as long as the stream."""
+    """Hold a node's stream. ``talk`` runs from the welcome to the stream's end."""
 
     def __init__(
         self,
         node: NodeName,
         registration: link_pb2.Hello,
-        machine: StreamLoop,
+        loop: StreamLoop,
         guard: LinkGuardPort,
         origins: Origins,
         beat: Callable[[int], float] = usual_beat,
@@ -144,38 +145,38 @@ class NodeStream:
         self._audit = audit or CallAudit()
         self.capabilities = frozenset(registration.capabilities)
         self.mailbox: Mailbox[link_pb2.Down] = Mailbox(MAX_WAITING)
-        self._machine = machine
+        self._loop = loop
         self._guard = guard
         self._origins = origins
         self._beat_seconds = beat
-        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._reports = codec.HeartbeatReader()
-        self._trust: tuple[int, bool] | None = None
-        self._messages = 0
-        self._listens = False
-        self._slots = asyncio.Semaphore(IN_WORK)
+        self._end_reason: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._no_write_under_way = asyncio.Event()
+        self._no_write_under_way.set()
+        self._heartbeat_reader = codec.HeartbeatReader()
+        self._sent_trust: tuple[int, bool] | None = None
+        self._messages_read = 0
+        self._is_reading = False
+        self._slots = asyncio.Semaphore(MESSAGES_AT_ONCE)
         self._numbers = itertools.count(1)
         self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._work = TaskSet(f"node={node} a message was not handled")
 
-    def end(self, why: GpushareError) -> None:
+    def end(self, reason: GpushareError) -> None:
         """Close the stream from this side, and send the node the reason."""
-        if not self._why.done():
-            self._why.set_result(why)
+        if not self._end_reason.done():
+            self._end_reason.set_result(reason)
 
     @property
-    def ended(self) -> GpushareError | None:
+    def end_reason(self) -> GpushareError | None:
         """Return why this side closed the stream, or None if it did not."""
-        return self._why.result() if self._why.done() else None
+        return self._end_reason.result() if self._end_reason.done() else None
 
-    def put(self, subject: object, word: Callable[[], link_pb2.Down | None]) -> None:
+    def put(self, subject: object, make: Callable[[], link_pb2.Down | None]) -> None:
         """Queue a message.
 
         If the node reads too slowly, end the stream: the next registration repeats all.
         """
-        if not self.mailbox.put(subject, word):
+        if not self.mailbox.put(subject, make):
             self.end(LimitReached(f"node {self.node} reads too slowly: {MAX_WAITING} things wait for it"))
 
     async def talk(self, context: Context) -> GpushareError | None:
@@ -184,23 +185,23 @@ class NodeStream:
         If this side ended it, send the node the reason, and return the reason.
         """
         works = (self._read(context), self._write(context), self._watch())
-        ways = [asyncio.create_task(work) for work in works]
-        ends: list[asyncio.Future[Any]] = [*ways, self._why]
+        tasks = [asyncio.create_task(work) for work in works]
+        ends: list[asyncio.Future[Any]] = [*tasks, self._end_reason]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._why.done():
-                await self._part(context, self._why.result())
-                return self._why.result()
-            for way in ways:
-                if way.done() and (error := way.exception()) is not None:
+            if self._end_reason.done():
+                await self._part(context, self._end_reason.result())
+                return self._end_reason.result()
+            for task in tasks:
+                if task.done() and (error := task.exception()) is not None:
                     log.info("node=%s its stream broke: %s", self.node, error)
             return None
         finally:
-            for way in ways:
-                way.cancel()
+            for task in tasks:
+                task.cancel()
             await self._work.cancel()
             self._drop_questions()
-            await asyncio.gather(*ways, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _part(self, context: Context, why: GpushareError) -> None:
         """Send the refusal once no other write is under way.
@@ -209,7 +210,7 @@ class NodeStream:
         """
         try:
             async with asyncio.timeout(LINGER_SECONDS):
-                await self._idle.wait()
+                await self._no_write_under_way.wait()
         except TimeoutError:
             return
         await refuse(context, why)
@@ -217,11 +218,11 @@ class NodeStream:
     # --- down ------------------------------------------------------------------------------------------
 
     async def _write(self, context: Context) -> None:
-        while not self._why.done():
+        while not self._end_reason.done():
             message = await self.mailbox.take()
-            self._idle.clear()
+            self._no_write_under_way.clear()
             await context.write(message)
-            self._idle.set()
+            self._no_write_under_way.set()
 
     async def ask(self, what: str, body: bytes, timeout_seconds: float) -> bytes:
         """Ask the node, and return the body of its answer.
@@ -237,7 +238,10 @@ class NodeStream:
             async with asyncio.timeout(timeout_seconds):
                 return await answer
         except TimeoutError:
-            raise TimedOut(f"node {self.node} did not answer in {timeout_seconds:.0f} s") from None
+            raise TimedOut(
+                f"node {self.node} did not answer in {timeout_seconds:.0f} s",
+                hint="`gpushare nodes` tells whether it is connected",
+            ) from None
         finally:
             self._questions.pop(number, None)
 
@@ -246,15 +250,17 @@ class NodeStream:
             if not answer.done():
                 answer.set_exception(Unavailable(f"the link of node {self.node} ended"))
 
-    def _answered(self, told: link_pb2.Answer) -> None:
-        """Hand an answer to whoever asked; the answer to a question that was given up is dropped."""
-        answer = self._questions.get(told.number)
+    def _take_answer(self, message: link_pb2.Answer) -> None:
+        """Pass an answer to the caller of ``ask``; drop the answer to a question that was given up."""
+        answer = self._questions.get(message.number)
         if answer is None or answer.done():
             return
-        if told.code:
-            answer.set_exception(codec.refused(told.code, cut_short(told.message), cut_short(told.hint)))
+        if message.code:
+            answer.set_exception(
+                codec.refused(message.code, cut_short(message.message), cut_short(message.hint))
+            )
         else:
-            answer.set_result(told.body)
+            answer.set_result(message.body)
 
     def update(self, job: JobId) -> None:
         """Queue the state of a job that was submitted through this node."""
@@ -268,35 +274,35 @@ class NodeStream:
 
     async def _read(self, context: Context) -> None:
         while isinstance(message := await self._next(context), link_pb2.Up):
-            await self.mailbox.room(BUSY)
+            await self.mailbox.wait_until_below(MAX_WAITING_TO_READ)
             await self._slots.acquire()
-            self._work.start(self._guarded(message), over=self._slots.release)
+            self._work.start(self._handle_or_log(message), over=self._slots.release)
 
     async def _next(self, context: Context) -> object:
-        self._listens = True
+        self._is_reading = True
         try:
             return await context.read()
         finally:
-            self._listens = False
-            self._messages += 1
+            self._is_reading = False
+            self._messages_read += 1
 
     async def _watch(self) -> None:
         """End the stream once nothing came for too long while this process was reading."""
         missed, silence = 0, SILENCE_SECONDS
-        while missed < LOOKS:
-            silence = max(SILENCE_SECONDS, 3 * self._beat_seconds(len(self._machine.state.members)))
-            before = self._messages
-            await asyncio.sleep(silence / LOOKS)
-            missed = missed + 1 if self._listens and self._messages == before else 0
+        while missed < SILENCE_CHECKS:
+            silence = max(SILENCE_SECONDS, 3 * self._beat_seconds(len(self._loop.state.members)))
+            before = self._messages_read
+            await asyncio.sleep(silence / SILENCE_CHECKS)
+            missed = missed + 1 if self._is_reading and self._messages_read == before else 0
         self.end(TimedOut(f"node {self.node} said nothing for {silence:.0f} s"))
 
-    async def _guarded(self, message: link_pb2.Up) -> None:
+    async def _handle_or_log(self, message: link_pb2.Up) -> None:
         try:
-            await self._take(message)
+            await self._handle(message)
         except GpushareError as error:
-            log.warning("node=%s a message was not taken: %s", self.node, error)
+            log.warning("node=%s a message was refused: %s", self.node, error)
 
-    async def _take(self, message: link_pb2.Up) -> None:
+    async def _handle(self, message: link_pb2.Up) -> None:
         bounds.check_message(message)
         match message.WhichOneof("what"):
             case "beat":
@@ -307,7 +313,7 @@ class NodeStream:
                 await self._deliver(AttemptReported(self.node, report))
             case "stale":
                 stale = codec.read_stale(message.stale)
-                codec.check_epoch(stale.epoch, self._machine.state.epoch)
+                codec.check_epoch(stale.epoch, self._loop.state.epoch)
                 await self._deliver(AttemptReported(self.node, stale))
             case "job":
                 await self._job(message.job)
@@ -316,28 +322,28 @@ class NodeStream:
             case "client_gone":
                 await self._client_gone(message.client_gone)
             case "answer":
-                self._answered(message.answer)
+                self._take_answer(message.answer)
             case "trust_seen":
                 self._trust_seen(message.trust_seen)
             case other:
                 log.debug("node=%s said %s, which this version does not know", self.node, other)
 
     async def _beat(self, beat: link_pb2.Beat) -> None:
-        """Acknowledge a heartbeat only once the machine has it: the node relies on that."""
+        """Acknowledge a heartbeat only once the loop has applied it: the node relies on that."""
         inventory = codec.read_inventory(beat.inventory) if beat.inventory else None
-        free = self._reports.read(beat.free) if beat.free else None
-        await self._machine.send(NodeHeartbeat(self.node, inventory, free))
+        free = self._heartbeat_reader.read(beat.free) if beat.free else None
+        await self._loop.send(NodeHeartbeat(self.node, inventory, free))
         self.put(link_pb2.BeatAck, lambda: self._beat_ack(beat.seq))
 
     def _beat_ack(self, seq: int) -> link_pb2.Down:
-        seconds = self._beat_seconds(len(self._machine.state.members))
+        seconds = self._beat_seconds(len(self._loop.state.members))
         return link_pb2.Down(
-            beat_ack=link_pb2.BeatAck(seq=seq, revision=self._machine.revision, beat_seconds=seconds)
+            beat_ack=link_pb2.BeatAck(seq=seq, revision=self._loop.revision, beat_seconds=seconds)
         )
 
     async def _deliver(self, event: PoolEvent) -> None:
         """Send the event until the store has it: a node sends it only once in a stream."""
-        await send_until_taken(self._machine.send, event, f"node {self.node}")
+        await send_until_taken(self._loop.send, event, f"node {self.node}")
 
     async def _job(self, asked: link_pb2.OutboxJob) -> None:
         job = JobId(asked.job_id)
@@ -377,10 +383,10 @@ class NodeStream:
             self._audit.answered("Jobs/Cancel", asked, self._asker(owner))
             self._acknowledge(job, None, cancel=True)
 
-    async def _client_gone(self, told: link_pb2.ClientGone) -> None:
-        job = JobId(told.job_id)
-        owner = self._guard.owner_of(self.node, told.assertion, codec.gone_digest(job))
-        await self._machine.send(ClientGone(job, owner))
+    async def _client_gone(self, message: link_pb2.ClientGone) -> None:
+        job = JobId(message.job_id)
+        owner = self._guard.owner_of(self.node, message.assertion, codec.gone_digest(job))
+        await self._loop.send(ClientGone(job, owner))
 
     def _asker(self, owner: Owner | None) -> Asker:
         """Return the name for the audit. ``owner`` is None if the node may not assert the user."""
@@ -397,12 +403,12 @@ class NodeStream:
     def _trust_seen(self, seen: link_pb2.TrustSeen) -> None:
         trust = self._guard.newer_trust(self.node, seen.generation)
         if trust is not None:
-            self.tell_trust(trust)
+            self.send_trust(trust)
 
-    def tell_trust(self, trust: link_pb2.NewTrust) -> None:
+    def send_trust(self, trust: link_pb2.NewTrust) -> None:
         """Queue the anchors, each state once: a node stays behind until it has renewed its certificate."""
-        if self._trust != (trust.generation, trust.renew_now):
-            self._trust = (trust.generation, trust.renew_now)
+        if self._sent_trust != (trust.generation, trust.renew_now):
+            self._sent_trust = (trust.generation, trust.renew_now)
             self.put(link_pb2.NewTrust, lambda: link_pb2.Down(trust=trust))
 
 

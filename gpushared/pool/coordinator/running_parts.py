@@ -58,7 +58,7 @@ class Service:
     add: Callable[[grpc.aio.Server], None]
     calls: Mapping[str, Unary] = field(default_factory=dict)
     output: JobOutput | None = None
-    """Read the output of a job for a browser's user or one of the unix socket; only the service of jobs has it."""
+    """Read the output of a job, for users of browsers and of the unix socket; None for all services but ``Jobs``."""
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class CoordinatorParts:
     owners: LeaseOwners
     troubles: Troubles
     audit: AuditLog
-    of_calls: CallAudit
-    """This audit receives the calls that it must record."""
+    call_audit: CallAudit
+    """Write the lines on calls to ``audit``."""
     nodes_port: Callable[[], int]
     standby: Callable[[], Standby | None]
     """Return how this coordinator stands by, or None while it leads."""
@@ -85,7 +85,7 @@ class CoordinatorParts:
     """All coordinators of the pool; None with a store that only this one has."""
 
 
-Room = Callable[[CoordinatorParts], Sequence[Service]]
+ServiceFactory = Callable[[CoordinatorParts], Sequence[Service]]
 """Return the services of one part of the program."""
 
 
@@ -127,11 +127,11 @@ def _served(
 
 def _local(name: str, handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
-        found = callers.of_json(caller)
+        pool_caller = callers.of_json(caller)
         callers.check_answers(name)
         if not isinstance(caller, PersonCaller):
-            return await handler(message, found)
-        with callers.watching(found) as gone:
-            return await unless(gone, handler(message, found))
+            return await handler(message, pool_caller)
+        with callers.watching(pool_caller) as gone:
+            return await unless(gone, handler(message, pool_caller))
 
     return call

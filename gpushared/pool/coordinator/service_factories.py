@@ -27,7 +27,7 @@ from gpushared.domain.jobs.member import Presence
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
-from gpushared.jobs.job_requests import Wanted
+from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
 from gpushared.jobs.jobs_service import JobsService
@@ -58,12 +58,11 @@ _HISTORY = history_pb2.DESCRIPTOR.services_by_name["History"]
 _LEASES = leases_pb2.DESCRIPTOR.services_by_name["Leases"]
 _GPUS = gpus_pb2.DESCRIPTOR.services_by_name["Gpus"]
 _JOBS = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
-_FOR_TUNNELS = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
-"""A client at a node's gate can do everything that these scopes permit, with all containers of the account.
-"""
-FIRST_SECONDS = 30.0
+_TUNNEL_SCOPES = (Scope.SUBMIT, Scope.READ, Scope.LOGS, Scope.CANCEL)
+"""A tunnel needs all of these scopes: its client can do all that they permit with the account's containers."""
+FIRST_MESSAGE_SECONDS = 30.0
 """A tunnel may be open this long before its first message names its job."""
-NOTICED = 5
+MAX_NODES_NAMED = 5
 """A notice names at most this many nodes."""
 _Asked = TypeVar("_Asked", bound=Message)
 _Answered = TypeVar("_Answered", bound=Message)
@@ -92,17 +91,19 @@ def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the service of jobs: the unary calls, and the streams that have no JSON."""
     tunnels = Tunnels(lambda: coordinator.link)
     coordinator.link.tunnels = tunnels
-    room = _Room(coordinator, JobStreams(tunnels))
-    unary = unary_service(_JOBS, room.handlers(), coordinator.trust.callers, frozenset(Listener))
+    jobs = _JobsHandlers(coordinator, JobStreams(tunnels))
+    unary = unary_service(_JOBS, jobs.handlers(), coordinator.trust.callers, EVERYWHERE)
 
     def add(server: grpc.aio.Server) -> None:
         unary.add(server)
-        server.add_generic_rpc_handlers((room.streams(),))
+        server.add_generic_rpc_handlers((jobs.streams(),))
 
-    return (Service(unary.name, unary.listeners, add, unary.calls, room.output),)
+    return (Service(unary.name, unary.listeners, add, unary.calls, jobs.output),)
 
 
-class _Room:
+class _JobsHandlers:
+    """Handle the calls of ``Jobs``: the unary ones, and the streams."""
+
     def __init__(self, coordinator: CoordinatorParts, streams: JobStreams) -> None:
         self._coordinator = coordinator
         self._streams = streams
@@ -115,7 +116,7 @@ class _Room:
             presets=lambda: {name: one.spec for name, one in coordinator.config().presets.items()},
             check=self._check,
             notices=self._notices,
-            lacks=lambda: next(iter(self._notices()), ""),
+            why_incomplete=lambda: next(iter(self._notices()), ""),
             simulated=lambda: has_simulated(loop.state),
         )
 
@@ -136,7 +137,7 @@ class _Room:
             "Nodes": _for(Scope.READ, self._nodes),
         }
 
-    async def _check(self, wanted: Wanted, _: Owner) -> None:
+    async def _check(self, wanted: RequestedJobs, _: Owner) -> None:
         """Raise PermissionRefused for a target of notifications that the pool does not allow."""
         targets = wanted.jobs[0][1].request.notify
         if targets:
@@ -147,7 +148,7 @@ class _Room:
         async with self._service.turn(owner):
             nodes = nodes_of(loop.state, loop.now())
             if self._coordinator.standby() is not None:
-                for node in nodes:  # only the leader hears them
+                for node in nodes:  # nodes report to the leader only
                     node.presence = Presence.UNKNOWN if node.presence == Presence.NEVER else node.presence
             return jobs_pb2.NodesResponse(
                 nodes=nodes,
@@ -156,15 +157,15 @@ class _Room:
             )
 
     def _notices(self) -> list[str]:
-        """Return the reasons why the listed state is uncertain."""
+        """Return at most one sentence on why the listed state is uncertain."""
         standby, state = self._coordinator.standby(), self._coordinator.loop.state
         if standby is not None:
             return [standby.notice()]
         if state.settled:
             return []
         missing = state.missing()
-        names = ", ".join(missing[:NOTICED]) + (
-            f" and {len(missing) - NOTICED} more" if missing[NOTICED:] else ""
+        names = ", ".join(missing[:MAX_NODES_NAMED]) + (
+            f" and {len(missing) - MAX_NODES_NAMED} more" if missing[MAX_NODES_NAMED:] else ""
         )
         waits = f"; not heard of yet: {names}" if names else ""
         if state.recovering_since is not None:
@@ -192,10 +193,10 @@ class _Room:
     async def _watch(
         self, message: jobs_pb2.JobRef, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.Job]:
-        async for view in self._callers.stream(self._watched, message, context, "Jobs/Watch"):
+        async for view in self._callers.stream(self._job_views, message, context, "Jobs/Watch"):
             yield view
 
-    async def _watched(self, message: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
+    async def _job_views(self, message: jobs_pb2.JobRef, caller: PoolCaller) -> AsyncIterator[jobs_pb2.Job]:
         caller.require(Scope.READ)
         async for view in self._service.watch(message, caller.owner):
             yield view
@@ -203,15 +204,15 @@ class _Room:
     async def _logs(
         self, message: jobs_pb2.LogsRequest, context: Context[Any, Any]
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
-        async for chunk in self._callers.stream(self._written, message, context, "Jobs/Logs"):
+        async for chunk in self._callers.stream(self._log_chunks, message, context, "Jobs/Logs"):
             yield chunk
 
     async def output(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
         """Yield a job's output for a browser's user or one of the unix socket. Raises errors of the tree."""
-        async for chunk in self._written(message, self._callers.of_json(caller)):
+        async for chunk in self._log_chunks(message, self._callers.of_json(caller)):
             yield chunk
 
-    async def _written(
+    async def _log_chunks(
         self, message: jobs_pb2.LogsRequest, caller: PoolCaller
     ) -> AsyncIterator[jobs_pb2.LogChunk]:
         self._callers.check_answers("Jobs/Logs")
@@ -230,7 +231,7 @@ class _Room:
                 raise RequestError("a tunnel begins with the job that it leads to")
             caller = await self._callers.caller_of(context, first)
             self._callers.check_answers("Jobs/Tunnel")
-            for scope in _FOR_TUNNELS:
+            for scope in _TUNNEL_SCOPES:
                 caller.require(scope)
             job = await self._service.find(first.job_id, caller.owner)
             with self._callers.watching(caller) as gone:
@@ -245,10 +246,10 @@ class _Room:
 async def _first_message(context: Context[Any, Any]) -> object:
     """Read the first message of a stream. Raises TimedOut."""
     try:
-        async with asyncio.timeout(FIRST_SECONDS):
+        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
             return await context.read()
     except TimeoutError:
-        raise TimedOut(f"no message came in {FIRST_SECONDS:.0f} s", hint="try again") from None
+        raise TimedOut(f"no message came in {FIRST_MESSAGE_SECONDS:.0f} s", hint="try again") from None
 
 
 def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:
@@ -265,15 +266,15 @@ def admin_services(coordinator: CoordinatorParts) -> Sequence[Service]:
     """Return the services that administrators call, and the one for machines that join."""
     admin = Admin(
         coordinator.loop,
-        coordinator.trust.enlisting,
+        coordinator.trust.enrolment,
         coordinator.troubles,
         pool=coordinator.trust.pool,
-        drained=coordinator.link.tell_drain,
+        send_drain=coordinator.link.send_drain,
         store=coordinator.store,
         standby=coordinator.standby,
         registry=coordinator.registry,
     )
-    join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.of_calls)
+    join = JoinService(coordinator.trust, coordinator.nodes_port, audit=coordinator.call_audit)
     return (
         unary_service(
             pool_pb2.DESCRIPTOR.services_by_name["PoolAdmin"],
@@ -303,7 +304,7 @@ def audit_services(coordinator: CoordinatorParts) -> Sequence[Service]:
             audit_pb2.DESCRIPTOR.services_by_name["Audit"],
             {"List": list_lines},
             coordinator.trust.callers,
-            frozenset(Listener),
+            EVERYWHERE,
         ),
     )
 
@@ -326,7 +327,7 @@ def history_services(coordinator: CoordinatorParts) -> Sequence[Service]:
             _HISTORY,
             {name.rpartition("/")[2]: _of_person(call) for name, call in api.calls().items()},
             coordinator.trust.callers,
-            frozenset(Listener),
+            EVERYWHERE,
         ),
     )
 

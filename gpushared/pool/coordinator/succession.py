@@ -16,7 +16,7 @@ from gpushared.domain.jobs.member import Member
 from gpushared.domain.model.errors import GpushareError, TimedOut
 from gpushared.jobs.coordinator_loop import PoolLoop
 from gpushared.jobs.job_records import SIGN_OF_LIFE
-from gpushared.jobs.leader_clock import continued
+from gpushared.jobs.leader_clock import clock_after_last_leader
 from gpushared.jobs.restore import restored
 from gpushared.jobs.standby import Standby
 from gpushared.jobs.store_follower import StoreFollower
@@ -26,16 +26,16 @@ from gpushared.ports.job_store import Deposed, SharedStore, Transaction
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-"""Look so often if another coordinator leads."""
+"""Ask the store this often who leads."""
 SHOW_SECONDS = 1.0
 SHOW_SHARE = 10
-"""Wait this many times as long as it took to show the followed state, before it is shown anew."""
+"""After the followed state was shown, wait this many times the duration of that before the next time."""
 CATCH_UP_SECONDS = 5.0
 PART = "store"
 
 
 class Succession:
-    """Follow the leader, and become it. ``noticed`` is that of ``StoreFollower``."""
+    """Follow the leader's writes, and take over from the leader. ``on_other_change`` is that of ``StoreFollower``."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Succession:
         troubles: Troubles,
         *,
         name: str,
-        noticed: Callable[[str], None],
+        on_other_change: Callable[[str], None],
     ) -> None:
         self._store = store
         self._loop = loop
@@ -54,13 +54,13 @@ class Succession:
         self._rules = rules
         self._troubles = troubles
         self.standby = loop.standby = Standby(name, self._age_seconds)
-        self._follower = StoreFollower(store, rules().ended_kept, noticed)
+        self._follower = StoreFollower(store, rules().ended_kept, on_other_change)
         self._epoch = 0
-        self._shown = -1
+        self._shown_revision = -1
         """The revision of the store that readers see."""
         self._shown_at = 0.0
         """When the store was at that revision, by the event loop's clock."""
-        self._beside: tuple[asyncio.Task[NoReturn], ...] = ()
+        self._side_tasks: tuple[asyncio.Task[NoReturn], ...] = ()
         self._look_problem: GpushareError | None = None
         self._has_namesake = False
         """A process of this coordinator's name leads: an earlier life of it, or another one, or it itself."""
@@ -81,28 +81,28 @@ class Succession:
     ) -> None:
         """Stand by until this coordinator leads, with the whole store in the loop's state.
 
-        ``announce`` is called now and then. ``members`` reads the nodes that have a certificate, once this
-        coordinator leads; it gets the epoch, and how far the time of day is ahead of the pool's clock. Raises
-        ConfigError, and the store's errors if the state cannot be read then.
+        ``announce`` is called every ``LOOK_SECONDS``. ``members`` is called once this coordinator leads, with
+        the epoch and the seconds by which the time of day is ahead of the pool's clock; it returns the nodes
+        that have a certificate. Raises ConfigError, and the store's errors if the state cannot be read then.
         """
-        beside = [
+        side_tasks = [
             asyncio.create_task(self._follower.follow(), name="store follower"),
             asyncio.create_task(self._look_always(), name="leader of the store"),
             asyncio.create_task(self._show_always(), name="followed state"),
         ]
-        self._beside = tuple(beside)
+        self._side_tasks = tuple(side_tasks)
         try:
             epoch = await self._lead(announce)
             log.info("leads now epoch=%d", epoch)
             await self._begin(epoch, members)
         finally:
-            for task in beside:
+            for task in side_tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*side_tasks, return_exceptions=True)
 
     async def _lead(self, announce: Callable[[], Awaitable[None]]) -> int:
         while True:
-            for task in self._beside:
+            for task in self._side_tasks:
                 if task.done():
                     task.result()  # only a bug ends it
             try:
@@ -125,7 +125,7 @@ class Succession:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look_always(self) -> NoReturn:
-        """Look who leads, also while an attempt to lead waits for a slow store."""
+        """Ask who leads, also while an attempt to lead waits for a slow store."""
         while True:
             try:
                 leader = await self._store.leader()
@@ -140,11 +140,11 @@ class Succession:
 
     async def _begin(self, epoch: int, members: Callable[[int, float], Awaitable[Iterable[Member]]]) -> None:
         """Make the followed state the loop's own, as soon as it has all that earlier leaders wrote."""
-        clock = await continued(self._store, self._clock)
+        clock = await clock_after_last_leader(self._store, self._clock)
         enrolled = await members(epoch, clock.ahead())
         revision = await self._store.commit(Transaction(epoch, {SIGN_OF_LIFE: b""}))
         try:
-            await self._follower.reached(revision, CATCH_UP_SECONDS)
+            await self._follower.until_reached(revision, CATCH_UP_SECONDS)
         except TimedOut as error:
             log.warning("%s; it is read anew", error)
             await self._follower.load()
@@ -167,14 +167,14 @@ class Succession:
     # --- what readers see ------------------------------------------------------------------------------
 
     def _age_seconds(self) -> float:
-        is_newest = self._shown == self._follower.revision
+        is_newest = self._shown_revision == self._follower.revision
         at = self._store.heard_at if is_newest else self._shown_at
         return max(0.0, asyncio.get_running_loop().time() - at)
 
     async def _show_always(self) -> NoReturn:
         while True:
             took = 0.0
-            if self._follower.revision != self._shown:
+            if self._follower.revision != self._shown_revision:
                 try:
                     took = await self._show()
                 except GpushareError as error:
@@ -185,9 +185,9 @@ class Succession:
         """Return the seconds that it took to make the state, without those in which etcd was asked."""
         at = self._store.heard_at
         stored = await self._follower.stored()
-        clock = await continued(self._store, self._clock)
+        clock = await clock_after_last_leader(self._store, self._clock)
 
-        def made() -> PoolState:
+        def make_state() -> PoolState:
             return restore(
                 self._rules(),
                 epoch=self._epoch,
@@ -202,9 +202,9 @@ class Succession:
             )
 
         began = asyncio.get_running_loop().time()
-        state = await asyncio.to_thread(made)
+        state = await asyncio.to_thread(make_state)
         took = asyncio.get_running_loop().time() - began
         if self._loop.standby is not None:
             self._loop.follow(state, clock)
-        self._shown, self._shown_at = stored.revision, at
+        self._shown_revision, self._shown_at = stored.revision, at
         return took

@@ -152,11 +152,13 @@ class HeartbeatReader:
     def read(self, data: bytes) -> HeartbeatReport:
         """Read a report. Raises Unreadable, RequestError."""
         with _reading("what is held"):
-            told = parsed(read_text(data))
-            held = told.get("holdings", []) if isinstance(told, dict) else []
+            fields = parsed(read_text(data))
+            held = fields.get("holdings", []) if isinstance(fields, dict) else []
             if not isinstance(held, list) or len(held) > MAX_HOLDINGS:
                 raise RecordError(f"at most {MAX_HOLDINGS} leases can be held")
-            rest: HeartbeatReport = from_parsed(HeartbeatReport, {**told, "holdings": []} if held else told)
+            rest: HeartbeatReport = from_parsed(
+                HeartbeatReport, {**fields, "holdings": []} if held else fields
+            )
             same = [self._known_as(one) for one in held]
             holdings = [known or from_parsed(Holding, one) for one, known in zip(held, same, strict=True)]
         bounds.check_record(rest)
@@ -166,11 +168,11 @@ class HeartbeatReader:
         self._known = {holding.lease: (one, holding) for one, holding in zip(held, holdings, strict=True)}
         return replace(rest, holdings=tuple(holdings)) if holdings else rest
 
-    def _known_as(self, told: Any) -> Holding | None:
-        """Return the holding that the last report told in the same words."""
-        lease = told.get("lease") if isinstance(told, dict) else None
+    def _known_as(self, fields: Any) -> Holding | None:
+        """Return the holding of the last report if its JSON is the same."""
+        lease = fields.get("lease") if isinstance(fields, dict) else None
         before = self._known.get(lease) if isinstance(lease, str) else None
-        return before[1] if before is not None and before[0] == told else None
+        return before[1] if before is not None and before[0] == fields else None
 
 
 @dataclass(frozen=True, slots=True)

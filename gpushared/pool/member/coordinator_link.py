@@ -27,14 +27,14 @@ from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
-from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
+from gpushared.pool.member.node_ports import MessageReceivers, NodeFacts, OrderPort, OutboxPort
 
 log = logging.getLogger(__name__)
 
 PART = "pool"
 CLOCK_PART = "pool-clock"
 AWAY_SECONDS = 15.0
-"""The loss of a link for a shorter time is no trouble."""
+"""Raise a trouble only if the link is lost for longer."""
 MAX_CLOCK_DIFFERENCE_SECONDS = 120.0
 """Certificates and users' assertions tolerate this difference."""
 
@@ -95,13 +95,13 @@ class MemberLink:
         outbox: OutboxPort,
         troubles: Troubles,
         *,
-        guests: Guests | None = None,
+        receivers: MessageReceivers | None = None,
         before_dialling: Callable[[], Awaitable[None]] | None = None,
         retry: Retry | None = None,
         timing: Timing | None = None,
         random: Random | None = None,
     ) -> None:
-        self.guests = guests or Guests()
+        self.receivers = receivers or MessageReceivers()
         self.dial = dial
         self._identity = identity
         self._order_handler = order_handler
@@ -116,11 +116,11 @@ class MemberLink:
         self._round = AddressRound(dial.addresses)
         self._all_failed = False
         self._known_epoch = 0
-        """Hold the newest epoch that a coordinator has told."""
-        self._silent = ""
+        """Hold the newest epoch that a coordinator has named."""
+        self._silent_leader = ""
         """Hold the address of the coordinator that fell silent while it led."""
         self._logged: set[str] = set()
-        self._may_pass = False
+        self._may_recover = False
         """Hold True if an address of this round failed in a way that may pass."""
         self._dialled = ""
         self._was_up = False
@@ -130,7 +130,7 @@ class MemberLink:
         self._changed = asyncio.Event()
         self._beat_seconds = FIRST_SECONDS
         # These times use ``boottime``; the times shown to people follow the wall clock when it is set.
-        self._away_since: float | None = boottime()
+        self._lost_since: float | None = boottime()
         self._connected_since: float | None = None
         self._next_try_at: float | None = None
         self._heard_at: float | None = None
@@ -185,7 +185,7 @@ class MemberLink:
             address=self.dial.address,
             coordinators=self._coordinators or len(self.dial.addresses.known),
             connected_since=_day(self._connected_since),
-            away_since=_day(self._away_since),
+            away_since=_day(self._lost_since),
             heard_at=_day(heard or self._heard_at),
             last_error=str(self._error) if self._error is not None else "",
             why=self._error.message if self._error is not None else "",
@@ -224,7 +224,7 @@ class MemberLink:
                 except GpushareError as error:
                     # Make a new error, because the traceback holds the call, and a call keeps its connection
                     # dialling.
-                    self._lost(type(error)(self._placed(error.message), hint=error.hint))
+                    self._lost(type(error)(self._with_address(error.message), hint=error.hint))
                 await self._wait()
         finally:
             await self._undecided.cancel()
@@ -249,13 +249,13 @@ class MemberLink:
                 self._order_handler,
                 self._facts,
                 self._outbox,
-                self.guests,
+                self.receivers,
                 self._timing,
                 self._random,
                 has_others=lambda: addresses.has_others,
                 answered=partial(addresses.answered, address),
             )
-            await session.greet()
+            await session.register()
             self._welcomed(session)
             await session.talk()
         except grpc.aio.AioRpcError as error:
@@ -289,12 +289,12 @@ class MemberLink:
         self._hurry.clear()
         self._backoff.after_success()
         self._round.begin_anew()
-        self._all_failed, self._silent = False, ""
+        self._all_failed, self._silent_leader = False, ""
         self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
         self._epoch = self._known_epoch = session.welcome.epoch
-        self._connected_since, self._away_since = boottime(), None
+        self._connected_since, self._lost_since = boottime(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)
         self._clock_ahead_seconds = session.clock_difference_seconds
@@ -313,7 +313,7 @@ class MemberLink:
             f"users' jobs may be refused (synchronise both clocks)",
         )
 
-    def _placed(self, message: str) -> str:
+    def _with_address(self, message: str) -> str:
         """Return the message with the address, if there are several and the message names none."""
         is_clear = self._dialled in message or not self.dial.addresses.has_others
         return message if is_clear else f"{self._dialled}: {message}"
@@ -326,8 +326,8 @@ class MemberLink:
             self._logged.add(str(error))
         self._was_up = self._connected_since is not None
         if self._was_up:
-            self._silent = self._dialled if isinstance(error, TimedOut) else ""
-            self._connected_since, self._away_since = None, boottime()
+            self._silent_leader = self._dialled if isinstance(error, TimedOut) else ""
+            self._connected_since, self._lost_since = None, boottime()
         self._error = error
         self._wake()
 
@@ -354,23 +354,25 @@ class MemberLink:
         """
         refused = self._error is not None and self._error.code not in _PASSING
         if self.dial.addresses.has_others and not (refused and not isinstance(self._error, WrongCoordinator)):
-            self._may_pass |= not refused
+            self._may_recover |= not refused
             if not self._round.failed(self._dialled):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
-            if self.dial.address == self._silent:
-                self.dial.addresses.leave(self._silent)  # it is asked last: it may answer nothing for long
-            refused, self._may_pass, self._all_failed = not self._may_pass, False, True
+            if self.dial.address == self._silent_leader:
+                self.dial.addresses.leave(
+                    self._silent_leader
+                )  # it is asked last: it may answer nothing for long
+            refused, self._may_recover, self._all_failed = not self._may_recover, False, True
             if not refused and self._away_seconds() < self._retry.brisk:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
         return refused, seconds
 
     def _away_seconds(self) -> float:
-        return 0.0 if self._away_since is None else boottime() - self._away_since
+        return 0.0 if self._lost_since is None else boottime() - self._lost_since
 
     def _trouble(self) -> str:
         """Return the trouble's text without the time of the next try, so that the log has the text once."""
-        since = _clock(day_at(self._away_since)) if self._away_since is not None else "now"
+        since = _clock(day_at(self._lost_since)) if self._lost_since is not None else "now"
         return f"pool {self._identity.pool} is not reached since {since}: {self._error}"
 
     def _wake(self) -> None:

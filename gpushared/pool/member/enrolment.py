@@ -279,10 +279,10 @@ class Enrolment:
         while True:
             if version != self._version:
                 version, due = self._version, self._renewal()
-            told = await self._told_to_renew(min(max(due - self._now(), 0.0), LOOK_SECONDS))
-            if self._membership is None or not (told or self._now() >= due):
+            requested = await self._renewal_was_requested(min(max(due - self._now(), 0.0), LOOK_SECONDS))
+            if self._membership is None or not (requested or self._now() >= due):
                 continue
-            if told:
+            if requested:
                 await asyncio.sleep(self._chance.uniform(0, self._spread_seconds))
             if self._membership is None:
                 continue
@@ -301,22 +301,22 @@ class Enrolment:
         part = self._chance.uniform(EARLIEST_RENEWAL, LATEST_RENEWAL)
         return facts.issued_at + (facts.expires_at - facts.issued_at) * part
 
-    async def _told_to_renew(self, seconds: float) -> bool:
-        """Return True if the coordinator requested a renewal within the time.
+    async def _renewal_was_requested(self, seconds: float) -> bool:
+        """Wait, and return True if the coordinator requested a renewal within the time.
 
         A change of the membership also ends the wait.
         """
-        told = asyncio.create_task(self._renew_now.wait())
+        requested = asyncio.create_task(self._renew_now.wait())
         changed = asyncio.create_task(self.changed(self._version))
         try:
-            await asyncio.wait({told, changed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({requested, changed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (told, changed):
+            for task in (requested, changed):
                 task.cancel()
-            await asyncio.gather(told, changed, return_exceptions=True)
-        was_told = self._renew_now.is_set()
+            await asyncio.gather(requested, changed, return_exceptions=True)
+        was_requested = self._renew_now.is_set()
         self._renew_now.clear()
-        return was_told
+        return was_requested
 
     # --- keeping ---------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from gpushared.domain.model.units import shown
 from gpushared.jobs import bounds
 from gpushared.jobs.mailbox import Mailbox
 from gpushared.pool.link import codec
-from gpushared.pool.member.heartbeats import Beats
-from gpushared.pool.member.node_ports import Guests, NodeFacts, OrderPort, OutboxPort
+from gpushared.pool.member.heartbeats import Heartbeats
+from gpushared.pool.member.node_ports import MessageReceivers, NodeFacts, OrderPort, OutboxPort
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +34,15 @@ Call = grpc.aio.StreamStreamCall[link_pb2.Up, link_pb2.Down]
 
 MAX_WAITING = 1 << 20
 """Bound the subjects that wait to be sent; the bound exceeds the attempts and jobs of a node."""
-BUSY = 1024
-"""Add no more of the outbox while this many subjects wait."""
-ORDERS_IN_WORK = 64
-ANSWERS_IN_WORK = 4
+MAX_WAITING_TO_ADD = 1024
+"""Add no more jobs of the outbox while this many subjects wait."""
+ORDERS_AT_ONCE = 64
+ANSWERS_AT_ONCE = 4
 MAX_QUESTIONS = 64
 """Drop questions beyond this many unanswered ones; the coordinator asks again."""
-MAX_TOLD = 4096
-"""Bound the messages on jobs that wait to be written. Beyond the bound the session reads nothing more from
-the coordinator."""
+MAX_MESSAGES_TO_STORE = 4096
+"""Bound the messages on jobs, anchors and coordinators that wait to be stored. At the bound the session reads
+nothing more from the coordinator."""
 JITTER = 0.1
 SLACK_SECONDS = 2.0
 """Let a heartbeat's acknowledgement take this long before another coordinator is dialled."""
@@ -60,14 +60,15 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Hold times in seconds. ``answer`` bounds each message of a registration, and its answer.
+    """Hold times in seconds.
 
-    After ``silence`` without an acknowledged heartbeat the session gives the stream up, but not before three
-    heartbeats. Where another coordinator may lead, ``silence_among_others`` and two heartbeats are enough, the
-    coordinator must show within ``reach`` that it is alive at all, and it may hold a registration for ``held``,
-    until it leads. ``news`` is the pause after a heartbeat before the next one may report changed free resources;
-    ``settle`` is for how long changes are gathered before. ``look`` bounds the age of the newest look at the
-    fences when the session sends a message.
+    ``answer`` bounds each message of a registration, and its answer. The session gives a stream up after
+    ``silence`` without an acknowledged heartbeat, and not before three heartbeats. ``news`` is the least time
+    between two heartbeats of which the second reports changed facts; ``settle`` gathers changes before it.
+    ``look`` bounds the age of the newest check of the fences when the session sends a message.
+
+    Where another coordinator may lead, ``silence_among_others`` and two heartbeats are enough, the coordinator
+    must accept the call within ``reach``, and it may hold a registration for ``held`` until it leads.
     """
 
     answer: float = 30.0
@@ -96,7 +97,7 @@ class Session:
         order_handler: OrderPort,
         facts: NodeFacts,
         outbox: OutboxPort,
-        guests: Guests,
+        receivers: MessageReceivers,
         timing: Timing,
         random: Random,
         *,
@@ -118,32 +119,34 @@ class Session:
         self._order_handler = order_handler
         self._facts = facts
         self._outbox = outbox
-        self._guests = guests
+        self._receivers = receivers
         self._timing = timing
         self._random = random
         self._has_others = has_others
         self._note_answer = answered
         self._mailbox: Mailbox[link_pb2.Up] = Mailbox(MAX_WAITING)
-        self._beats = Beats()
-        self._told: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(MAX_TOLD)
-        self._slots = asyncio.Semaphore(ORDERS_IN_WORK)
+        self._heartbeats = Heartbeats()
+        self._messages_to_store: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(
+            MAX_MESSAGES_TO_STORE
+        )
+        self._slots = asyncio.Semaphore(ORDERS_AT_ONCE)
         self.undecided = TaskSet("an order was not handled")
         """Hold orders that were received and are being written; these tasks continue when the stream ends."""
         self._answers = TaskSet("a question was not answered")
-        self._answer_slots = asyncio.Semaphore(ANSWERS_IN_WORK)
+        self._answer_slots = asyncio.Semaphore(ANSWERS_AT_ONCE)
         self._questions = 0
         self._acked = asyncio.Event()
-        self._untaken: set[JobId] = set()
+        self._unacknowledged_jobs: set[JobId] = set()
         self._backlog: tuple[JobId, ...] = ()
-        self._looked = 0.0
-        self._why: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
+        self._looked_at = 0.0
+        self._end_reason: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
 
     # --- from registration to end -----------------------------------------------------------------------------
 
-    async def greet(self) -> None:
+    async def register(self) -> None:
         """Register and receive the welcome. Raises the coordinator's refusal, StateConflict, TimedOut."""
         self._backlog = self._outbox.jobs()
-        await self._look()
+        await self._look_at_fences()
         began = boottime()
         answer = await self._registration_answer()
         if not isinstance(answer, link_pb2.Down):
@@ -158,7 +161,7 @@ class Session:
                 hint="set `pool.coordinator` to the address of its own, or join the other pool",
             )
         codec.check_generation("the coordinator", self.welcome.capabilities, "")
-        self._beats.seconds = self.welcome.beat_seconds
+        self._heartbeats.seconds = self.welcome.beat_seconds
         # Store the epoch before taking any order: orders of a lower epoch are void.
         await self._order_handler.contact_made(began, self.welcome.epoch, self.welcome.revision)
         self.acknowledged_at = boottime()
@@ -167,14 +170,22 @@ class Session:
 
     async def talk(self) -> None:
         """Run until the stream ends; the end is always an error of the tree or of gRPC."""
-        works = [self._read(), self._write(), self._beat(), self._send_outbox(), self._tell(), self._note()]
-        tasks = [asyncio.create_task(work) for work in (*works, self._end_when_silent())]
+        works = (
+            self._read(),
+            self._write(),
+            self._beat(),
+            self._send_outbox(),
+            self._store_messages(),
+            self._store_contact(),
+            self._end_when_silent(),
+        )
+        tasks = [asyncio.create_task(work) for work in works]
         self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
-        self._told.put_nowait(partial(self._guests.new_coordinators, self.welcome))
-        ends: list[asyncio.Future[Any]] = [*tasks, self._why]
+        self._messages_to_store.put_nowait(partial(self._receivers.new_coordinators, self.welcome))
+        ends: list[asyncio.Future[Any]] = [*tasks, self._end_reason]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            raise self._why.result() if self._why.done() else _cause(tasks)
+            raise self._end_reason.result() if self._end_reason.done() else _cause(tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -187,8 +198,8 @@ class Session:
 
     def end(self, why: GpushareError) -> None:
         """Close the stream from this side."""
-        if not self._why.done():
-            self._why.set_result(why)
+        if not self._end_reason.done():
+            self._end_reason.set_result(why)
 
     async def _registration_answer(self) -> object:
         """Return the answer to the registration.
@@ -200,7 +211,7 @@ class Session:
         held_seconds = 0.0
         try:
             if self._has_others():
-                await self._reach()
+                await self._wait_until_accepted()
                 held_seconds = self._timing.held
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
             return await self._in_time(reading, held_seconds)
@@ -210,7 +221,7 @@ class Session:
             await asyncio.gather(reading, writing, return_exceptions=True)
             del reading, writing  # as in ``talk``
 
-    async def _reach(self) -> None:
+    async def _wait_until_accepted(self) -> None:
         """Wait until the coordinator accepts the call. Raises TimedOut.
 
         A standby that holds the call accepts it at once; a machine that is frozen accepts only connections.
@@ -230,12 +241,12 @@ class Session:
     def _registration(self) -> link_pb2.Hello:
         contact = self._order_handler.contact()
         inventory, free = self._facts.inventory(), self._facts.free()
-        self._beats.told = (inventory, free)
+        self._heartbeats.sent_facts = (inventory, free)
         return link_pb2.Hello(
             node=self._identity.node,
             version=self._identity.version,
             boot_id=self._identity.boot_id,
-            capabilities=(*codec.CAPABILITIES, *map(codec.answers, self._guests.answerers)),
+            capabilities=(*codec.CAPABILITIES, *map(codec.answers, self._receivers.answerers)),
             inventory=codec.inventory_bytes(inventory),
             free=codec.free_bytes(free),
             seen_epoch=contact.epoch,
@@ -265,7 +276,7 @@ class Session:
 
     def submit(self, job: JobId, *, old: bool = False) -> None:
         """Queue a job of the outbox. ``old`` marks a job that an earlier stream may have sent."""
-        self._untaken.add(job)
+        self._unacknowledged_jobs.add(job)
         self._mailbox.put((link_pb2.OutboxJob, job), lambda: self._outbox_job(job, old=old))
 
     def _outbox_job(self, job: JobId, *, old: bool) -> link_pb2.Up | None:
@@ -282,7 +293,7 @@ class Session:
 
     def cancel(self, job: JobId) -> None:
         """Queue a cancellation of the outbox. If the job itself is being sent, the job goes first."""
-        if job not in self._untaken:
+        if job not in self._unacknowledged_jobs:
             self._mailbox.put((link_pb2.OutboxCancel, job), lambda: self._outbox_cancel(job))
 
     def _outbox_cancel(self, job: JobId) -> link_pb2.Up | None:
@@ -294,7 +305,7 @@ class Session:
 
     def client_gone(self, job: JobId) -> None:
         """Report that nobody waits for an interactive job any more, unless the coordinator lacks the job."""
-        if job not in self._untaken:
+        if job not in self._unacknowledged_jobs:
             self._mailbox.put((link_pb2.ClientGone, job), lambda: self._client_gone(job))
 
     def _client_gone(self, job: JobId) -> link_pb2.Up | None:
@@ -309,44 +320,45 @@ class Session:
         ``submit`` and ``cancel`` queue later ones.
         """
         for job in self._backlog:
-            await self._mailbox.room(BUSY)
+            await self._mailbox.wait_until_below(MAX_WAITING_TO_ADD)
             self.submit(job, old=True)
         for job in self._outbox.cancels():
             self.cancel(job)
         await asyncio.Event().wait()
 
     def _trust_seen(self) -> link_pb2.Up:
-        return link_pb2.Up(trust_seen=link_pb2.TrustSeen(generation=self._guests.trust_generation()))
+        return link_pb2.Up(trust_seen=link_pb2.TrustSeen(generation=self._receivers.trust_generation()))
 
     async def _write(self) -> None:
         while True:
             message = await self._mailbox.take()
             # A machine that slept must first end its expired attempts, before it sends anything to the
             # coordinator.
-            if boottime() - self._looked > self._timing.look:
-                await self._look()
+            if boottime() - self._looked_at > self._timing.look:
+                await self._look_at_fences()
             await self._call.write(message)
 
-    async def _look(self) -> None:
-        self._looked = boottime()
+    async def _look_at_fences(self) -> None:
+        """End attempts whose time without contact is over."""
+        self._looked_at = boottime()
         try:
             await self._order_handler.look()
         except GpushareError as error:
-            log.warning("what must end for want of contact was not looked at: %s", error)
+            log.warning("attempts without contact were not checked: %s", error)
 
-    # --- beats -----------------------------------------------------------------------------------------
+    # --- heartbeats ------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         """Send a heartbeat when it is due, or when facts must be sent with it."""
         while True:
-            seconds = self._beats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
+            seconds = self._heartbeats.seconds * (1 + self._random.uniform(-JITTER, JITTER))
             await self._pause(asyncio.get_running_loop().time() + seconds)
             self._mailbox.put(link_pb2.Beat, self._make_beat)
 
     async def _end_when_silent(self) -> None:
         while True:
-            limit = self._timing.silence_limit(self._beats.seconds, has_others=self._has_others())
-            left = limit - self._beats.silent_seconds()
+            limit = self._timing.silence_limit(self._heartbeats.seconds, has_others=self._has_others())
+            left = limit - self._heartbeats.silent_seconds()
             if left <= 0:
                 raise TimedOut(f"the coordinator acknowledged nothing for {limit:.0f} s")
             await asyncio.sleep(left)
@@ -355,29 +367,29 @@ class Session:
         """Wait until then, or until facts change."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(min(self._timing.news, until - now()))
-        while (left := until - now()) > 0 and not self._beats.has_news(self._facts):
+        while (left := until - now()) > 0 and not self._heartbeats.has_news(self._facts):
             if await self._facts.changed(left):
                 await asyncio.sleep(self._timing.settle)
 
     def _make_beat(self) -> link_pb2.Up:
         inventory, free = self._facts.inventory(), self._facts.free()
-        told_inventory, told_free = self._beats.told or (None, None)
-        beat = link_pb2.Beat(seq=self._beats.next(boottime()))
-        if inventory != told_inventory:
+        sent_inventory, sent_free = self._heartbeats.sent_facts or (None, None)
+        beat = link_pb2.Beat(seq=self._heartbeats.next(boottime()))
+        if inventory != sent_inventory:
             beat.inventory = codec.inventory_bytes(inventory)
-        if free != told_free:
+        if free != sent_free:
             beat.free = codec.free_bytes(free)
-        self._beats.told = (inventory, free)
+        self._heartbeats.sent_facts = (inventory, free)
         return link_pb2.Up(beat=beat)
 
-    async def _note(self) -> None:
+    async def _store_contact(self) -> None:
         """Store the newest acknowledgement only, because writing may be slower than heartbeats."""
         while True:
             await self._acked.wait()
             self._acked.clear()
             try:
                 await self._order_handler.contact_made(
-                    self._beats.acknowledged, self.welcome.epoch, self._beats.revision
+                    self._heartbeats.acknowledged_sent_at, self.welcome.epoch, self._heartbeats.revision
                 )
             except GpushareError as error:
                 log.warning("contact with the coordinator was not noted: %s", error)
@@ -386,11 +398,11 @@ class Session:
 
     async def _read(self) -> None:
         while isinstance(message := await self._call.read(), link_pb2.Down):
-            await self._heard(message)
+            await self._handle(message)
         status, details = await self._call.code(), await self._call.details()
         raise Unavailable(f"the coordinator ended the link: {status.name} {details or ''}".rstrip())
 
-    async def _heard(self, message: link_pb2.Down) -> None:
+    async def _handle(self, message: link_pb2.Down) -> None:
         bounds.check_message(message)
         match message.WhichOneof("what"):
             case "beat_ack":
@@ -398,15 +410,15 @@ class Session:
             case "order":
                 await self._begin_order(message.order)
             case "outbox_ack":
-                await self._told.put(partial(self._outbox_ack, message.outbox_ack))
+                await self._messages_to_store.put(partial(self._outbox_ack, message.outbox_ack))
             case "update":
-                await self._told.put(partial(self._outbox.updated, message.update))
+                await self._messages_to_store.put(partial(self._outbox.updated, message.update))
             case "trust":
-                await self._told.put(partial(self._trust, message.trust))
+                await self._messages_to_store.put(partial(self._trust, message.trust))
             case "tunnel":
-                self._guests.open_tunnel(message.tunnel)
+                self._receivers.open_tunnel(message.tunnel)
             case "drain":
-                self._guests.drained(message.drain)
+                self._receivers.drained(message.drain)
             case "question":
                 self._begin_answer(message.question)
             case "refuse":
@@ -415,13 +427,13 @@ class Session:
                 log.debug("the coordinator said %s, which this version does not know", other)
 
     def _acknowledged(self, ack: link_pb2.BeatAck) -> None:
-        if self._beats.acknowledge(ack):
+        if self._heartbeats.acknowledge(ack):
             self.acknowledged_at = boottime()
             self._acked.set()
 
     async def _begin_order(self, data: bytes) -> None:
         await self._slots.acquire()
-        self.undecided.start(_guarded(partial(self._order, data)), over=self._slots.release)
+        self.undecided.start(_done_or_logged(partial(self._order, data)), over=self._slots.release)
 
     async def _order(self, data: bytes) -> None:
         """Take an order and answer it.
@@ -439,9 +451,9 @@ class Session:
     def _begin_answer(self, question: link_pb2.Question) -> None:
         if self._questions < MAX_QUESTIONS:
             self._questions += 1
-            self._answers.start(self._answer(question), over=self._answered)
+            self._answers.start(self._answer(question), over=self._question_answered)
 
-    def _answered(self) -> None:
+    def _question_answered(self) -> None:
         self._questions -= 1
 
     async def _answer(self, question: link_pb2.Question) -> None:
@@ -454,15 +466,15 @@ class Session:
         self._mailbox.put((link_pb2.Answer, question.number), lambda: link_pb2.Up(answer=answer))
 
     async def _body_of(self, question: link_pb2.Question) -> bytes:
-        answerer = self._guests.answerers.get(question.what)
+        answerer = self._receivers.answerers.get(question.what)
         if answerer is None:
             raise NotFound(f"this node does not answer {shown(question.what)}", hint="update gpushared here")
         return await answerer(question.body)
 
-    async def _tell(self) -> None:
-        """Apply messages one after the other, because the newest message on a job must come last."""
+    async def _store_messages(self) -> None:
+        """Store messages one after the other, because the newest message on a job must come last."""
         while True:
-            await _guarded(await self._told.get())
+            await _done_or_logged(await self._messages_to_store.get())
 
     async def _outbox_ack(self, ack: link_pb2.OutboxAck) -> None:
         job = JobId(ack.job_id)
@@ -471,21 +483,21 @@ class Session:
             await self._outbox.cancelled(job, refusal)
             return
         await self._outbox.taken(job, refusal)
-        self._untaken.discard(job)
+        self._unacknowledged_jobs.discard(job)
         if job in self._outbox.cancels():
             self.cancel(job)
 
     async def _trust(self, trust: link_pb2.NewTrust) -> None:
-        before = self._guests.trust_generation()
-        if await self._guests.new_trust(trust) != before:
+        before = self._receivers.trust_generation()
+        if await self._receivers.new_trust(trust) != before:
             self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
 
 
-async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
+async def _done_or_logged(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except GpushareError as error:
-        log.warning("what the coordinator said was not done: %s", error)
+        log.warning("a message of the coordinator was not applied: %s", error)
 
 
 def _refused(message: link_pb2.Down) -> None:

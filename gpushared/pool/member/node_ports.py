@@ -122,7 +122,7 @@ async def _no_coordinators(_: link_pb2.Welcome) -> None:
 
 
 @dataclass(slots=True)
-class Guests:
+class MessageReceivers:
     """Hold the other receivers of the coordinator's messages; each may be set later."""
 
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None

@@ -92,7 +92,7 @@ class OutboxRecord:
         return None
 
 
-class Teller(Protocol):
+class OutboxSender(Protocol):
     """Send new jobs and cancellations over the link."""
 
     def submit(self, job: JobId) -> None: ...
@@ -112,7 +112,7 @@ class Outbox:
         asserter: Callable[[], Asserter],
         now: Callable[[], float],
     ) -> None:
-        self.teller: Teller | None = None
+        self.sender: OutboxSender | None = None
         self._write = write
         self._asserter = asserter
         self._now = now
@@ -122,7 +122,7 @@ class Outbox:
         self._changed: dict[JobId, asyncio.Event] = {}
         self._turn = asyncio.Lock()
 
-    # --- what the node puts in, and shows --------------------------------------------------------------
+    # --- for the node's users --------------------------------------------------------------------------
 
     async def put(
         self,
@@ -156,9 +156,9 @@ class Outbox:
             records = [replace(record, holder=holder) for record in records]
             await self._keep(records)
             self._next += len(records)
-        if self.teller is not None:
+        if self.sender is not None:
             for record in records:
-                self.teller.submit(record.job)
+                self.sender.submit(record.job)
 
     async def withdraw(
         self, job: JobId, grace_seconds: int, *, principal: str, groups: tuple[str, ...] = ()
@@ -173,8 +173,8 @@ class Outbox:
                 # The pool may refuse other users' cancellations; they must not replace the owner's own one.
                 principal, groups = before.principal, before.groups
             await self._keep([replace(record, withdrawal=Withdrawal(grace_seconds, principal, groups))])
-        if self.teller is not None:
-            self.teller.cancel(job)
+        if self.sender is not None:
+            self.sender.cancel(job)
 
     async def forget(self, job: JobId) -> None:
         """Delete a refused job whose owner got the refusal."""
@@ -206,7 +206,7 @@ class Outbox:
                 return await event.wait()
         return False
 
-    # --- what the link asks and tells ------------------------------------------------------------------
+    # --- for the link -----------------------------------------------------------------------------------
 
     def jobs(self) -> tuple[JobId, ...]:
         return tuple(record.job for record in self.records() if not record.over)
@@ -216,8 +216,12 @@ class Outbox:
         if record is None or record.over:
             return None
         # A pool that does not have the job yet must not start it before it receives the cancellation.
-        asked = record.withdrawal
-        is_withdrawn = asked is not None and not asked.acknowledged and asked.principal == record.principal
+        withdrawal = record.withdrawal
+        is_withdrawn = (
+            withdrawal is not None
+            and not withdrawal.acknowledged
+            and withdrawal.principal == record.principal
+        )
         return OutboxJob(record.spec, record.held or is_withdrawn, record.priority)
 
     def cancels(self) -> dict[JobId, int]:
@@ -233,9 +237,9 @@ class Outbox:
         return self._asserter().sign(record.principal, record.groups, digest, self._now())
 
     def vouch_cancel(self, job: JobId, digest: bytes) -> bytes:
-        asked = self._records[job].withdrawal
-        assert asked is not None, "only those of ``cancels`` are told of"
-        return self._asserter().sign(asked.principal, asked.groups, digest, self._now())
+        withdrawal = self._records[job].withdrawal
+        assert withdrawal is not None, "the link cancels only the jobs of ``cancels``"
+        return self._asserter().sign(withdrawal.principal, withdrawal.groups, digest, self._now())
 
     async def taken(self, job: JobId, refusal: GpushareError | None) -> None:
         """Record the coordinator's answer.
@@ -246,11 +250,11 @@ class Outbox:
             record = self._records.get(job)
             if record is None or (refusal is not None and record.taken):
                 return
-            told = PoolRefusal(refusal.code, refusal.message, refusal.hint) if refusal is not None else None
-            await self._keep([replace(record, taken=told is None, refused=told, over=told is not None)])
+            kept = None if refusal is None else PoolRefusal(refusal.code, refusal.message, refusal.hint)
+            await self._keep([replace(record, taken=kept is None, refused=kept, over=kept is not None)])
         # The pool may have received the cancellation first, when it did not know the job yet.
-        if self.teller is not None and job in self.cancels():
-            self.teller.cancel(job)
+        if self.sender is not None and job in self.cancels():
+            self.sender.cancel(job)
 
     async def cancelled(self, job: JobId, refusal: GpushareError | None) -> None:
         async with self._turn:
@@ -267,7 +271,7 @@ class Outbox:
         try:
             job = jobs_pb2.Job.FromString(update.job)
         except DecodeError as error:
-            log.warning("what the pool says of a job cannot be read: %s", error)
+            log.warning("the pool's state of a job cannot be read: %s", error)
             return
         async with self._turn:
             record = self._records.get(JobId(job.id))
@@ -324,8 +328,8 @@ def _check_names(specs: Sequence[JobSpec], principal: str, kept: Sequence[Outbox
 
 def refusal_of(record: OutboxRecord) -> GpushareError | None:
     """Return the error with which the pool refused the job, or None if it did not."""
-    told = record.refused
-    return None if told is None else refused(told.code, told.message, told.hint)
+    kept = record.refused
+    return None if kept is None else refused(kept.code, kept.message, kept.hint)
 
 
 def _read(records: Mapping[str, bytes]) -> list[OutboxRecord]:

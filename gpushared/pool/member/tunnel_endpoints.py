@@ -46,8 +46,8 @@ from gpushared.pool.tunnels.tunnel_streams import CALL_ERRORS, CallCarrier, Tunn
 
 log = logging.getLogger(__name__)
 
-MAX_DOORS = 1024
-MAX_DOORS_PER_USER = 256
+MAX_ENDPOINTS = 1024
+MAX_ENDPOINTS_PER_USER = 256
 MAX_CONNECTIONS_PER_USER = 256
 """Bound the connections of a user over all endpoints, because all users share the daemon's open files."""
 IDLE_SECONDS = 3600.0
@@ -89,7 +89,7 @@ class Tunnel(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Ready:
+class _ReadyTunnel:
     """Hold a tunnel that nobody uses yet."""
 
     tunnel: Tunnel
@@ -106,7 +106,7 @@ class _Endpoint:
     accepting: asyncio.Task[None] | None = None
     open: int = 0
     used_at: float = 0.0
-    ready: deque[_Ready] = field(default_factory=deque)
+    ready: deque[_ReadyTunnel] = field(default_factory=deque)
 
 
 class TunnelEndpoints:
@@ -146,7 +146,7 @@ class TunnelEndpoints:
         endpoint = self._endpoints.get(key)
         if endpoint is None:
             of_user = sum(uid == caller.uid for _, _, _, uid in self._endpoints)
-            if len(self._endpoints) >= MAX_DOORS or of_user >= MAX_DOORS_PER_USER:
+            if len(self._endpoints) >= MAX_ENDPOINTS or of_user >= MAX_ENDPOINTS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
             endpoint = self._endpoints[key] = self._made(key, caller)
         endpoint.used_at = asyncio.get_running_loop().time()
@@ -213,7 +213,11 @@ class TunnelEndpoints:
             return
         if self._open[uid] >= MAX_CONNECTIONS_PER_USER:
             await _refuse(
-                sock, LimitReached(f"{endpoint.caller.name} has too many connections to other nodes")
+                sock,
+                LimitReached(
+                    f"{endpoint.caller.name} has too many connections to other nodes",
+                    hint="close some attached clients",
+                ),
             )
             sock.close()
             return
@@ -229,7 +233,7 @@ class TunnelEndpoints:
     async def _tunnel(self, endpoint: _Endpoint, sock: socket.socket) -> None:
         stream: TunnelStream | None = None
         try:
-            tunnel = self._taken(endpoint) or await self._opened(endpoint)
+            tunnel = self._take_ready(endpoint) or await self._opened(endpoint)
             stream = TunnelStream(sock, opened_here=True)
             try:
                 await _carry(stream, tunnel.call)
@@ -298,7 +302,9 @@ class TunnelEndpoints:
                 log.debug("tunnel to job=%s is not there yet: %s", endpoint.first.job_id, error)
                 continue
             except TimeoutError:
-                raise Unavailable("the coordinator was away for too long") from None
+                raise Unavailable(
+                    "the coordinator was away for too long", hint="run the command again; the job goes on"
+                ) from None
             backoff.after_success()
             self._is_back.set()
             self._is_back = asyncio.Event()
@@ -330,7 +336,7 @@ class TunnelEndpoints:
     async def _keep_ready(self, endpoint: _Endpoint) -> None:
         """Keep a tunnel ready until a client takes it, or until no client took it for a while."""
         try:
-            ready = _Ready(await self._opened(endpoint))
+            ready = _ReadyTunnel(await self._opened(endpoint))
             endpoint.ready.append(ready)
             try:
                 async with asyncio.timeout(READY_SECONDS):
@@ -344,7 +350,7 @@ class TunnelEndpoints:
         finally:
             self._ready[endpoint.caller.uid] -= 1
 
-    def _taken(self, endpoint: _Endpoint) -> Tunnel | None:
+    def _take_ready(self, endpoint: _Endpoint) -> Tunnel | None:
         """Take a ready tunnel that did not fail meanwhile, or return None."""
         while endpoint.ready:
             ready = endpoint.ready.popleft()
@@ -380,7 +386,9 @@ async def _count(call: Call) -> int:
         return message.received
     call.cancel()
     if isinstance(message, jobs_pb2.TunnelChunk) and message.over:
-        raise NotFound("the node does not have this connection any more")
+        raise NotFound(
+            "the node does not have this connection any more", hint="run the command again; the job goes on"
+        )
     raise Unavailable("the coordinator ended the call")
 
 

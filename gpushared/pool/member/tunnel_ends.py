@@ -65,22 +65,21 @@ class TunnelEnds:
         attempt_of: Callable[[AttemptKey], Attempt | None],
         account_of: Callable[[Owner], Awaitable[Caller]],
         connect_as: Callable[[Caller, Callable[[], bool]], socket.socket],
-        told: Callable[[link_pb2.OpenTunnel, GpushareError | None], None] = lambda _, __: None,
+        on_tunnel: Callable[[link_pb2.OpenTunnel, GpushareError | None], None] = lambda _, __: None,
         linked_seconds: Callable[[], float] = lambda: inf,
     ) -> None:
-        """Set up the node's ends of tunnels.
+        """``channel`` returns a channel to the coordinator for tunnels; its provider closes the channel.
 
-        ``channel`` returns a channel to the coordinator for tunnels; its provider closes the channel.
-        ``account_of`` returns the account as which an owner's containers run here now. ``connect_as``
-        receives a function that returns True if the connection's client seems to be gone. Both may raise
-        errors of the tree. ``told`` is called for each tunnel that is opened or refused. ``linked_seconds``
-        returns for how long the link has been up.
+        ``account_of`` returns the account as which an owner's containers run here now. ``connect_as`` gets a
+        function that returns True if the connection's client seems to be gone. Both may raise errors of the
+        tree. ``on_tunnel`` is called for each tunnel that is opened or refused. ``linked_seconds`` returns for
+        how long the link has been up.
         """
         self._channel = channel
         self._attempt_of = attempt_of
         self._account_of = account_of
         self._connect_as = connect_as
-        self._told = told
+        self._on_tunnel = on_tunnel
         self._linked_seconds = linked_seconds
         self._tasks = TaskSet()
         self._connections: dict[str, _GateConnection] = {}
@@ -109,7 +108,7 @@ class TunnelEnds:
             account = await self._account_for(wanted)
             sock = None if wanted.HasField("received") else self._connected(wanted, account)
         except GpushareError as error:
-            self._told(wanted, error)
+            self._on_tunnel(wanted, error)
             await call.write(
                 link_pb2.TunnelData(
                     tunnel_id=wanted.tunnel_id,
@@ -120,7 +119,7 @@ class TunnelEnds:
             )
             await _part(call)
             return
-        self._told(wanted, None)
+        self._on_tunnel(wanted, None)
         await call.write(link_pb2.TunnelData(tunnel_id=wanted.tunnel_id))
         if sock is None:
             await self._take_up(wanted, call)
@@ -202,7 +201,7 @@ class TunnelEnds:
         with sock:
             await pump(sock, receive, send)
 
-    # --- who it is for -------------------------------------------------------------------------------------
+    # --- the account ---------------------------------------------------------------------------------------
 
     async def _account_for(self, wanted: link_pb2.OpenTunnel) -> Caller:
         """Return the account of the wanted attempt here.

@@ -75,7 +75,7 @@ class Authority:
     # --- the folder ------------------------------------------------------------------------------------
 
     @classmethod
-    def found(cls, folder: Path, pool: str, now: float) -> Authority:
+    def create(cls, folder: Path, pool: str, now: float) -> Authority:
         """Create an authority.
 
         Raises StateConflict if the folder has one, RequestError for a bad pool name.
@@ -135,8 +135,8 @@ class Authority:
     def is_newer_than(self, content: bytes) -> bool:
         """Return True if ``content`` is what this authority once was, before its anchors changed."""
         try:
-            told = json.loads(content)
-            return told["pool"] == self.pool and int(told["generation"]) < self.generation
+            fields = json.loads(content)
+            return fields["pool"] == self.pool and int(fields["generation"]) < self.generation
         except (ValueError, KeyError, TypeError):
             return False  # ``take`` says what is wrong with it
 
@@ -146,11 +146,11 @@ class Authority:
         Raises ConfigError if they cannot be read or are of another pool, Unavailable.
         """
         try:
-            told = json.loads(content)
-            pool, generation = str(told["pool"]), int(told["generation"])
+            fields = json.loads(content)
+            pool, generation = str(fields["pool"]), int(fields["generation"])
             anchors = [
                 _anchor_of(int(one["number"]), one["certificate"].encode(), one["key"].encode())
-                for one in told["anchors"]
+                for one in fields["anchors"]
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             hint = "restore a backup of the store"

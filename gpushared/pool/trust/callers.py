@@ -27,7 +27,7 @@ from gpushared.net.intake import Admitted, CallsUnderWay
 from gpushared.net.limits import host_of
 from gpushared.pool.trust.api_tokens import ApiTokens
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, AssertionCheck, request_digest
-from gpushared.pool.trust.certificate_status import CertificateStatus, Judge
+from gpushared.pool.trust.certificate_status import CertificateStatus, ProofCheck
 from gpushared.pool.trust.certificates import NodeCertificate, read_node_certificate
 from gpushared.pool.trust.people import People, split_principal
 from gpushared.pool.trust.token_records import ApiRecord, Scope, read_api_token
@@ -73,8 +73,8 @@ class PoolCaller:
     scopes: frozenset[Scope]
     is_admin: bool
     groups: tuple[str, ...] = ()
-    judge: Judge = field(default=_always, compare=False, repr=False)
-    """This function finds out later if the caller's certificate or token has become invalid."""
+    proof_check: ProofCheck = field(default=_always, compare=False, repr=False)
+    """Return later if the caller's certificate or token has become invalid."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionRefused if the caller's token lacks this scope."""
@@ -132,8 +132,8 @@ class Callers:
         self._calls = CallsUnderWay(CALLS_OF_A_PRINCIPAL)
         self.standby: Callable[[], Standby | None] = lambda: None
         """Return how the coordinator stands by, or None while it leads."""
-        self.met: Callable[[str, str], None] = lambda _, __: None
-        """Every call of a token or a node calls this with the peer's address and the counted name."""
+        self.note_admitted: Callable[[str, str], None] = lambda _, __: None
+        """This is called for each call of a token or a node, with the peer's address and the caller's counted name."""
 
     async def caller_of(self, context: Context[Any, Any], message: Message) -> PoolCaller:
         """Return the caller of this request, by a node's assertion, a token, or the kernel's statement.
@@ -154,7 +154,7 @@ class Callers:
             return self._bearer(_metadata(context, AUTHORIZATION))
         if self._authenticator is None:
             raise PermissionRefused(
-                "nobody can tell whose this connection is", hint="use TLS, or the unix socket"
+                "the caller of this connection cannot be identified", hint="use TLS, or the unix socket"
             )
         return self.local(await self._authenticator.caller_of(context))
 
@@ -170,7 +170,7 @@ class Callers:
             caller = Admitted(f"node {self.node_of(context).node}", share=SHARE_OF_A_NODE)
         else:
             caller = Admitted(f"API token {self._recognised(_metadata(context, AUTHORIZATION)).id}")
-        self.met(context.peer(), caller.who)
+        self.note_admitted(context.peer(), caller.who)
         return caller
 
     def node_of(self, context: Context[Any, Any]) -> NodeCertificate:
@@ -205,8 +205,8 @@ class Callers:
         owner = self._people().owner(assertion.principal)
         if owner.name == ROOT:
             owner = replace(owner, root_of=node.node)
-        judge = self._certificate_status.judge(node)
-        return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, judge)
+        proof_check = self._certificate_status.proof_check(node)
+        return PoolCaller(owner, node.node, ALL_SCOPES, owner.admin, assertion.groups, proof_check)
 
     def owner_named(self, principal: str) -> Owner:
         """Return the owner of a job by the name alone, which makes nobody an admin. Raises RequestError."""
@@ -289,7 +289,7 @@ class Callers:
             None,
             frozenset(record.scopes),
             is_admin,
-            judge=lambda now: self._tokens.problem(record.id, now),
+            proof_check=lambda now: self._tokens.problem(record.id, now),
         )
 
     def _owner(self, person: str) -> Owner:
@@ -404,7 +404,10 @@ class Callers:
 
         Raises LimitReached if the caller has too many calls.
         """
-        with self._calls.of(caller.owner.principal), self._certificate_status.watching(caller.judge) as gone:
+        with (
+            self._calls.of(caller.owner.principal),
+            self._certificate_status.watching(caller.proof_check) as gone,
+        ):
             yield gone
 
 

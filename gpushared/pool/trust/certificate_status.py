@@ -30,8 +30,8 @@ _AGAIN = (
 
 Line = dict[str, Any]
 """A line of the record, as JSON has it."""
-Judge = Callable[[float], GpushareError | None]
-"""A judge returns the fault, at a time, of the proof that admitted a caller; None means no fault."""
+ProofCheck = Callable[[float], GpushareError | None]
+"""Return the fault that a caller's certificate or token has at this time (epoch seconds), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,8 @@ class SignatureLog:
     def is_revoked(self, certificate: NodeCertificate) -> bool:
         """Return True if the certificate is revoked.
 
-        This file may be an old copy. If it does not have the certificate, the certificate's date decides.
+        The record may be an old copy. A certificate that it lacks is revoked if it is older than the node's
+        last revocation.
         """
         if certificate.serial in self._revoked:
             return True
@@ -134,7 +135,7 @@ class SignatureLog:
         return data[: data.rfind(b"\n") + 1].splitlines()
 
     def take(self, lines: Iterable[bytes]) -> None:
-        """Know these lines and no others. Raises ConfigError; then the record is as it was."""
+        """Replace the record by these lines. Raises ConfigError, and then changes nothing."""
         before = self._members, self._serials, self._revoked, self._revoked_at
         self._members, self._serials, self._revoked, self._revoked_at = {}, {}, set(), {}
         try:
@@ -191,12 +192,12 @@ class CertificateStatus:
     def __init__(self, authority: Authority, ledger: SignatureLog) -> None:
         self._authority = authority
         self._ledger = ledger
-        self.fallen: Callable[[NodeName, GpushareError], None] = lambda _, __: None
+        self.on_invalid: Callable[[NodeName, GpushareError], None] = lambda _, __: None
         """``look_again`` calls this once for each noted node whose certificate became invalid."""
         self._noted: dict[NodeName, NodeCertificate] = {}
-        self._open: dict[asyncio.Future[GpushareError], Judge] = {}
+        self._open: dict[asyncio.Future[GpushareError], ProofCheck] = {}
 
-    def judge(self, certificate: NodeCertificate) -> Judge:
+    def proof_check(self, certificate: NodeCertificate) -> ProofCheck:
         """Return a function that finds the certificate's fault at any later time."""
         return lambda now: self._problem(certificate, now)
 
@@ -235,10 +236,10 @@ class CertificateStatus:
         return self._noted.get(node)
 
     @contextmanager
-    def watching(self, judge: Judge) -> Iterator[asyncio.Future[GpushareError]]:
+    def watching(self, proof_check: ProofCheck) -> Iterator[asyncio.Future[GpushareError]]:
         """Watch an open stream; the future gets the reason to close the stream."""
         gone: asyncio.Future[GpushareError] = asyncio.get_running_loop().create_future()
-        self._open[gone] = judge
+        self._open[gone] = proof_check
         try:
             yield gone
         finally:
@@ -251,12 +252,12 @@ class CertificateStatus:
         The callers run this after a revocation, after a change of the anchors, and from time to time, because
         certificates and tokens expire.
         """
-        for gone, judge in list(self._open.items()):
-            problem = judge(now)
+        for gone, proof_check in list(self._open.items()):
+            problem = proof_check(now)
             if problem is not None and not gone.done():
                 gone.set_result(problem)
         for node, certificate in list(self._noted.items()):
             problem = self._problem(certificate, now)
             if problem is not None:
                 del self._noted[node]
-                self.fallen(node, problem)
+                self.on_invalid(node, problem)

@@ -43,7 +43,7 @@ from gpushared.ports.job_store import Conflict, JobStore
 log = logging.getLogger(__name__)
 
 Enrolled = Callable[[NodeName, tuple[str, ...]], Awaitable[object]]
-"""``Enlisting`` calls this for each new member with its realms; it returns once the store has the member."""
+"""``NodeEnrolment`` calls this for each new member with its realms; it returns once the store has the member."""
 JOIN_PREFIX = "token/join/"
 JOIN_DEFAULT_SECONDS = 3600
 JOIN_MIN_SECONDS = 60
@@ -54,15 +54,15 @@ _NEW = "make a new one on the coordinator's machine: gpushare pool token"
 
 
 @dataclass(frozen=True, slots=True)
-class Signed:
+class SignedCertificate:
     """Hold a certificate that is durable and may be sent."""
 
     pem: bytes
     certificate: NodeCertificate
 
 
-class Enlisting:
-    """Make one change at a time, and write each change's small files in a thread."""
+class NodeEnrolment:
+    """Enrol, renew and expel nodes, one change at a time. Threads write the small files."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Enlisting:
         self._shared = shared
         self._turn = asyncio.Lock()
 
-    async def enlist(self, name: str, csr: bytes, words: JoinWords) -> Signed:
+    async def enrol(self, name: str, csr: bytes, words: JoinWords) -> SignedCertificate:
         """Enrol the one node of a join token.
 
         Raises PermissionRefused, RequestError, StateConflict, Unavailable.
@@ -118,14 +118,14 @@ class Enlisting:
 
         A name is a realm too: its node may assert the realm's users.
         """
-        again = record.used_at is not None
-        meant = record.node == node
+        is_repeated = record.used_at is not None
+        is_meant = record.node == node
         if node == self._authority.pool:
             raise StateConflict(
                 f"a node cannot be named as the pool, {node}: the pool's own users would be its users",
                 hint="choose another name: gpushare node join --name NAME",
             )
-        if again or meant:
+        if is_repeated or is_meant:
             return
         if self._ledger.member(node) is not None:
             raise StateConflict(
@@ -144,7 +144,7 @@ class Enlisting:
                 hint=f"say that this one is meant: gpushare pool token --node {node}",
             )
 
-    async def renew(self, csr: bytes, before: NodeCertificate) -> Signed:
+    async def renew(self, csr: bytes, before: NodeCertificate) -> SignedCertificate:
         """Sign a new certificate for a node that has one. Raises RequestError, Unavailable."""
         async with self._turn:
             self._certificate_status.check(before, self._now())
@@ -152,13 +152,15 @@ class Enlisting:
             realms = before.realms if member is None else member.realms
             return await self._sign(csr, before.node, realms, "")
 
-    async def _sign(self, csr: bytes, node: NodeName, realms: frozenset[str], token: str) -> Signed:
+    async def _sign(
+        self, csr: bytes, node: NodeName, realms: frozenset[str], token: str
+    ) -> SignedCertificate:
         """Sign a node's certificate, and record it in the ledger before anybody gets it."""
         now = self._now()
         pem = pem_of(await asyncio.to_thread(self._authority.sign_node, csr, node, realms, now))
         certificate = read_node_certificate(pem)
         await self._write(issued_line(certificate, now, token=token))
-        return Signed(pem, certificate)
+        return SignedCertificate(pem, certificate)
 
     async def expel(self, node: NodeName, by: str) -> None:
         """Revoke all certificates of the node; its streams end. Raises NotFound, Unavailable."""

@@ -36,7 +36,7 @@ def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founde
     owner = user or _coordinators_user()
     account = _account(owner)
     make_private_folder(state_dir)
-    authority = Authority.found(state_dir / CA_FOLDER, pool, now)
+    authority = Authority.create(state_dir / CA_FOLDER, pool, now)
     make_store_key(state_dir / CA_FOLDER)
     if os.geteuid() == 0:
         _give_to(state_dir, account)

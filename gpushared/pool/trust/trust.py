@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from gpushared.api.v1 import link_pb2
+from gpushared.api.v1 import link_pb2, pool_pb2
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, StateConflict
 from gpushared.net.call_audit import CallAudit
@@ -20,7 +20,7 @@ from gpushared.pool.trust.authority import NODE_SECONDS, Authority, key_pem, new
 from gpushared.pool.trust.callers import Callers
 from gpushared.pool.trust.certificate_status import LEDGER_FILE, CertificateStatus, LedgerMember, SignatureLog
 from gpushared.pool.trust.certificates import pem_of
-from gpushared.pool.trust.node_enrolment import Enlisting, Enrolled, JoinTokens
+from gpushared.pool.trust.node_enrolment import Enrolled, JoinTokens, NodeEnrolment
 from gpushared.pool.trust.people import People
 from gpushared.pool.trust.shared_trust import TRUST, SharedTrust
 from gpushared.pool.trust.token_records import TOKENS
@@ -37,8 +37,8 @@ REISSUE_SECONDS = 10 * 24 * 3600
 """Reissue the certificate after a third of its life."""
 
 
-async def nobody_told(_: NodeName, __: tuple[str, ...]) -> None:
-    """Ignore new members, for pools without a store of members."""
+async def ignore_new_member(_: NodeName, __: tuple[str, ...]) -> None:
+    """Ignore new members, in tests without a store of members."""
 
 
 class PoolTrust:
@@ -57,7 +57,7 @@ class PoolTrust:
         people: Callable[[], People],
         now: Callable[[], float],
         hosts: Sequence[str] = (),
-        enrolled: Enrolled = nobody_told,
+        enrolled: Enrolled = ignore_new_member,
         authenticator: CallAuthenticator | None = None,
         audit: CallAudit | None = None,
         node_seconds: int = NODE_SECONDS,
@@ -87,10 +87,10 @@ class PoolTrust:
         )
         self.guard = LinkGuard(self.authority, self.ledger, self.certificate_status, self.callers, now)
         self.shared = SharedTrust(folder, self.authority, self.ledger, store, epoch) if is_shared else None
-        self._renewing = asyncio.Event()
+        self._must_read_again = asyncio.Event()
         self._reading = asyncio.Lock()
         self._leads = False
-        self.enlisting = Enlisting(
+        self.enrolment = NodeEnrolment(
             self.authority,
             self.ledger,
             self.certificate_status,
@@ -104,13 +104,22 @@ class PoolTrust:
         self.anchors_changed: Callable[[], None] = lambda: None
         """This is called when nodes must receive the trusted anchors (``guard.trust``)."""
 
-    def on_fall(self, tell: Callable[[NodeName, GpushareError], None]) -> None:
+    def on_invalid(self, tell: Callable[[NodeName, GpushareError], None]) -> None:
         """Set the callback (``LinkService.drop``) that ends a node's stream when its certificate becomes invalid."""
-        self.certificate_status.fallen = tell
+        self.certificate_status.on_invalid = tell
 
     @property
     def pool(self) -> str:
         return self.authority.pool
+
+    def anchors_message(self, now: float) -> pool_pb2.Trust:
+        """Return the anchors as ``Join`` and ``PoolAdmin`` answer with them; they are no secret."""
+        return pool_pb2.Trust(
+            pool=self.pool,
+            anchors=self.authority.anchors_pem,
+            generation=self.authority.generation,
+            now=now,
+        )
 
     def members(self) -> dict[NodeName, LedgerMember]:
         """Return all enrolled nodes that were not expelled, also nodes that the store has forgotten."""
@@ -120,7 +129,7 @@ class PoolTrust:
     async def running(self) -> AsyncIterator[None]:
         """Load the tokens, and keep the certificate and the checks current while the block runs."""
         await self.load()
-        keepers = [asyncio.create_task(self._keep()), asyncio.create_task(self._follow())]
+        keepers = [asyncio.create_task(self._keep_current()), asyncio.create_task(self._follow())]
         try:
             yield
         finally:
@@ -130,7 +139,7 @@ class PoolTrust:
             with suppress(GpushareError):
                 await self._note_use()
 
-    # --- what other coordinators change ----------------------------------------------------------------
+    # --- changes of other coordinators -----------------------------------------------------------------
 
     async def load(self) -> None:
         """Read from the store what another coordinator may have written. Raises the store's errors, ConfigError."""
@@ -144,24 +153,24 @@ class PoolTrust:
         self.certificate_status.look_again(self.now())
 
     async def begin(self, epoch: int) -> None:
-        """Read anew what others wrote last, and store what only this leading coordinator has. Raises as ``load``.
+        """Read what other coordinators wrote, then store what only this one has. Raises as ``load``.
 
-        From then on this coordinator alone writes: reading what it changes meanwhile would undo the change here.
+        From now on only this coordinator writes, and reads no more: reading could undo its own new changes.
         """
         self._leads = True
         await self.load()
         if self.shared is not None:
             await self.shared.begin(epoch)
 
-    def noticed(self, key: str) -> None:
-        """Note that another coordinator wrote this record of the store, or with an empty key any record."""
+    def note_change(self, key: str) -> None:
+        """Note that another coordinator changed the record of this key; an empty key means any record."""
         if not key or key.startswith((TOKENS, TRUST)):
-            self._renewing.set()
+            self._must_read_again.set()
 
     async def _follow(self) -> None:
         while True:
-            await self._renewing.wait()
-            self._renewing.clear()
+            await self._must_read_again.wait()
+            self._must_read_again.clear()
             try:
                 async with self._reading:
                     if self._leads:
@@ -175,7 +184,7 @@ class PoolTrust:
         if self._epoch():
             await self.api_tokens.note_use()
 
-    async def _keep(self) -> None:
+    async def _keep_current(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = self.now()
@@ -218,7 +227,7 @@ class PoolTrust:
 
     async def _change_anchors(self, change: Callable[[float], None]) -> None:
         """Change the anchors and tell all, also if the caller leaves meanwhile."""
-        await self.enlisting.change_anchors(change)
+        await self.enrolment.change_anchors(change)
         self._tell_anchors()
 
     def _tell_anchors(self) -> None:
@@ -293,7 +302,7 @@ class LinkGuard:
         return self.trust(renew_now=outdated)
 
     def trust(self, *, renew_now: bool) -> link_pb2.NewTrust:
-        """Return the message with the anchors to trust now, for ``LinkService.tell_trust``."""
+        """Return the message with the anchors to trust now, for ``LinkService.send_trust``."""
         return link_pb2.NewTrust(
             anchors=self._authority.anchors_pem,
             generation=self._authority.generation,

@@ -49,30 +49,30 @@ class SentBytes:
         self.end += len(data)
         self._counted.bytes += len(data)
 
-    def since(self, place: int, most: int) -> list[bytes | memoryview]:
+    def since(self, position: int, most: int) -> list[bytes | memoryview]:
         """Return the bytes from this number on, at most so many, as pieces to be joined."""
-        place = max(place, self.begin)
+        position = max(position, self.begin)
         pieces: list[bytes | memoryview] = []
         begin = self.end
         for piece in reversed(self._pieces):  # a sender is mostly near the end
-            if begin <= place:
+            if begin <= position:
                 break
             begin -= len(piece)
             pieces.append(piece)
         pieces.reverse()
-        return _cut(pieces, place - begin, most)
+        return _cut(pieces, position - begin, most)
 
-    def forget(self, place: int) -> None:
+    def forget(self, position: int) -> None:
         """Drop all bytes before this number, which the other end has."""
-        place = min(place, self.end)
-        if place <= self.begin:
+        position = min(position, self.end)
+        if position <= self.begin:
             return
-        self._counted.bytes -= place - self.begin
-        while place > self.begin:
+        self._counted.bytes -= position - self.begin
+        while position > self.begin:
             piece = self._pieces.popleft()
-            if len(piece) > place - self.begin:
-                self._pieces.appendleft(memoryview(piece)[place - self.begin :])
-                self.begin = place
+            if len(piece) > position - self.begin:
+                self._pieces.appendleft(memoryview(piece)[position - self.begin :])
+                self.begin = position
             else:
                 self.begin += len(piece)
 

@@ -29,7 +29,7 @@ from gpushared.pool.tunnels.tunnel_frames import (
 
 WINDOW_BYTES = 4 << 20
 """Bound the bytes that one end keeps. At the bound it stops reading its socket until an acknowledgement."""
-TELL_BYTES = WINDOW_BYTES // 4
+ACKNOWLEDGE_BYTES = WINDOW_BYTES // 4
 """Acknowledge after this many bytes. Each acknowledgement costs all processes on the way as much as a message
 of bytes; but the rarer they are, the less of the window is on the way over a slow network."""
 PARTING_SECONDS = 10.0
@@ -104,7 +104,7 @@ class TunnelStream:
         self._kept = SentBytes(self._counted)
         self._has_forgotten = False
         """The stream dropped unacknowledged bytes, because the other end seems to be of an old version."""
-        self._told = 0
+        self._acknowledged = 0
         self._has_read_all = False
         self._takes_no_more = False
         """The socket has no reader any more."""
@@ -133,7 +133,7 @@ class TunnelStream:
         the other end: this call may be full of bytes that nobody reads.
         """
         self._forget(sent_from)
-        self._told = self.received
+        self._acknowledged = self.received
         self._is_carried = True
         self.stuck.clear()
         self._room.set()
@@ -201,18 +201,18 @@ class TunnelStream:
                     await self._room.wait()
         return True
 
-    async def _send(self, call: Carrier, place: int) -> None:
-        """Send the bytes from this place on, until the connection is over."""
+    async def _send(self, call: Carrier, position: int) -> None:
+        """Send the bytes from this position on, until the connection is over."""
         has_ended = False
         while not self.is_done:
             self._wake.clear()
-            if self.received - self._told >= TELL_BYTES:
-                self._told = self.received
+            if self.received - self._acknowledged >= ACKNOWLEDGE_BYTES:
+                self._acknowledged = self.received
                 await call.write(received=self.received)
-            if pieces := self._kept.since(place, CHUNK_BYTES):
+            if pieces := self._kept.since(position, CHUNK_BYTES):
                 await call.write(*pieces)
-                place += sum(map(len, pieces))
-                self._forget_for_old_versions(place)
+                position += sum(map(len, pieces))
+                self._forget_for_old_versions(position)
             elif self._has_read_all and not has_ended:
                 has_ended = True
                 await call.write(end=True)
@@ -220,15 +220,15 @@ class TunnelStream:
                 await self._wake.wait()
         await call.write(over=True)
 
-    def _forget_for_old_versions(self, place: int) -> None:
+    def _forget_for_old_versions(self, position: int) -> None:
         """Drop kept bytes for an old peer: a newer peer announces early that it keeps its bytes."""
         if not self.is_kept_there and len(self._kept) >= WINDOW_BYTES:
             self._has_forgotten = True
-            self._forget(place)
+            self._forget(position)
 
-    def _forget(self, place: int) -> None:
+    def _forget(self, position: int) -> None:
         """Drop all bytes before this one, which the other end has."""
-        self._kept.forget(place)
+        self._kept.forget(position)
         self._room.set()
 
     # --- from the call to the socket -----------------------------------------------------------------------
@@ -262,7 +262,7 @@ class TunnelStream:
                 continue
             data = data[size:]
             self.received += size
-        if self.received - self._told >= TELL_BYTES:
+        if self.received - self._acknowledged >= ACKNOWLEDGE_BYTES:
             self._wake.set()
 
     def _end(self) -> None:

@@ -130,7 +130,7 @@ class Coordinator:
 
     def __init__(self, folder: Path, pool: str = "lab") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        Authority.found(folder / CA_FOLDER, pool, time.time())
+        Authority.create(folder / CA_FOLDER, pool, time.time())
         self.machine = Machine()
         self.beat_seconds = 0.05
         self.jobs = Jobs()
@@ -142,7 +142,7 @@ class Coordinator:
             now=time.time,
         )
         self.link = self._service()
-        self.trust.on_fall(self.link.drop)
+        self.trust.on_invalid(self.link.drop)
         self.port = 0
 
     def _service(self) -> LinkService:
@@ -172,7 +172,7 @@ class Coordinator:
         """As after a restart: nothing is known of streams."""
         self.machine.state.epoch += 1
         self.link = self._service()
-        self.trust.on_fall(self.link.drop)
+        self.trust.on_invalid(self.link.drop)
 
 
 def foreign(folder: Path, node: str) -> Credentials:

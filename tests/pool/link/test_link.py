@@ -178,11 +178,11 @@ async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator
     node = member_of(coordinator)
     members = coordinator.machine.state.members
     told: asyncio.Queue[link_pb2.DrainNotice] = asyncio.Queue()
-    node.link.guests.drained = told.put_nowait
+    node.link.receivers.drained = told.put_nowait
     async with node.running(), asyncio.timeout(20):
         await node.connected()
         members[node.name] = replace(members[node.name], drained_by="root", drain_reason="a new fan")
-        coordinator.link.tell_drain(node.name)
+        coordinator.link.send_drain(node.name)
         first = await told.get()
         node.link.redial()
         again = await told.get()
@@ -199,13 +199,13 @@ async def test_an_older_node_is_freed_from_its_shares_of_the_pools_limits(
     older = json.dumps({**report, "allowed": {"revision": 7, "wants": []}}).encode()
     monkeypatch.setattr(codec, "free_bytes", lambda _: older)
     heard: asyncio.Queue[link_pb2.Down] = asyncio.Queue()
-    read = Session._heard
+    read = Session._handle
 
     async def hear(session: Session, message: link_pb2.Down) -> None:
         heard.put_nowait(message)
         await read(session, message)
 
-    monkeypatch.setattr(Session, "_heard", hear)
+    monkeypatch.setattr(Session, "_handle", hear)
     async with node.running():
         await node.connected()
         while (message := await heard.get()).WhichOneof("what") != "allowance":
@@ -421,7 +421,7 @@ async def test_a_node_that_does_not_read_at_all_loses_its_stream_before_memory_i
     async with node.running():
         await node.connected()
         for number in range(MAX_WAITING + 1):
-            coordinator.link.tell(node.name, place(key=AttemptKey(KEY.job, number + 1)))
+            coordinator.link.send_order(node.name, place(key=AttemptKey(KEY.job, number + 1)))
         await hello_of(coordinator.machine, times=2)
 
 

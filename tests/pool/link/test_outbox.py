@@ -166,7 +166,7 @@ async def test_a_node_that_trusts_too_little_is_told_once_whom_to_trust(coordina
         told.append(trust)
         return 0
 
-    node.link.guests.new_trust = fail
+    node.link.receivers.new_trust = fail
     async with node.running():
         await coordinator.machine.heard(lambda event: isinstance(event, m.NodeHeartbeat), times=4)
     assert [trust.generation for trust in told] == [1]

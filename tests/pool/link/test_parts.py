@@ -88,7 +88,7 @@ async def test_a_full_mailbox_takes_no_new_subject_but_newer_words() -> None:
 async def test_whoever_waits_for_room_goes_on_when_there_is_some() -> None:
     box: Mailbox[str] = Mailbox(10)
     box.put("a", lambda: "a")
-    waiting = asyncio.create_task(box.room(1))
+    waiting = asyncio.create_task(box.wait_until_below(1))
     await asyncio.sleep(0)
     assert not waiting.done()
     await box.take()

@@ -14,7 +14,7 @@ from gpushared.api.v1 import link_pb2, link_pb2_grpc
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.job import NodeName
 from gpushared.jobs.standby import Standby
-from gpushared.pool.coordinator.node_links import MAX_WAITS
+from gpushared.pool.coordinator.node_links import MAX_WAITS_OF_A_NODE
 from gpushared.pool.link.codec import LOST_METADATA, WAIT_METADATA
 from gpushared.pool.member.link_session import Call
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, Credentials
@@ -164,7 +164,7 @@ async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
     standing.standby.led_by("", 1)
     async with dialled(coordinator, coordinator.enrol("n1"), "15") as call:
         await until_held(call)
-        await coordinator.trust.enlisting.expel(NodeName("n1"), "root")
+        await coordinator.trust.enrolment.expel(NodeName("n1"), "root")
         coordinator.enrol("n1")
         standing.leads()
         await call.write(hello())
@@ -178,10 +178,10 @@ async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
 async def test_a_node_waits_only_a_few_times_at_once(coordinator: Coordinator, standing: Standing) -> None:
     node = coordinator.enrol("n1")
     async with AsyncExitStack() as stack:
-        for _ in range(MAX_WAITS):
+        for _ in range(MAX_WAITS_OF_A_NODE):
             await until_held(await stack.enter_async_context(dialled(coordinator, node, "15")))
         call = await stack.enter_async_context(dialled(coordinator, node, "15"))
         async with asyncio.timeout(WAIT_SECONDS):
             down = await call.read()
         assert isinstance(down, link_pb2.Down)
-        assert f"{MAX_WAITS} calls under way already" in down.refuse.message
+        assert f"{MAX_WAITS_OF_A_NODE} calls under way already" in down.refuse.message

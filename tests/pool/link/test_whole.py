@@ -37,7 +37,7 @@ from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.pool.order_audit import OrderAudit
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.node.runtime.loop import Loop
-from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.app import SERVICE_FACTORIES, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.member.coordinator_link import MemberLink
 from gpushared.pool.member.enrolment import Enrolment
@@ -180,7 +180,9 @@ class World:
             users=self.users,
         )
         ready = _Ready()
-        self._daemon = PoolDaemon(config, real_pool_parts(config), ready, rooms=(*ROOMS, self._note))
+        self._daemon = PoolDaemon(
+            config, real_pool_parts(config), ready, factories=(*SERVICE_FACTORIES, self._note)
+        )
         self._task = asyncio.create_task(self._daemon.run())
         told = asyncio.create_task(ready.told.wait())
         async with asyncio.timeout(WAIT_SECONDS):

@@ -101,7 +101,7 @@ class Link(link_pb2_grpc.NodeLinkServicer):
         try:
             certificate = self._trust.callers.node_of(context)
             with self._trust.certificate_status.watching(
-                self._trust.certificate_status.judge(certificate)
+                self._trust.certificate_status.proof_check(certificate)
             ) as gone:
                 yield link_pb2.Down(welcome=link_pb2.Welcome(pool=certificate.node))
                 raise await gone
@@ -141,7 +141,7 @@ class Coordinator:
         return str(words)
 
     async def expel(self, node: str) -> None:
-        await self.trust.enlisting.expel(NodeName(node), "root")
+        await self.trust.enrolment.expel(NodeName(node), "root")
 
     def members(self) -> dict[str, LedgerMember]:
         return {str(node): one for node, one in self.trust.members().items()}
@@ -167,7 +167,7 @@ async def coordinator(
     """Founded where there is none yet."""
     clock = Clock()
     if not (folder / CA_FOLDER).exists():
-        Authority.found(folder / CA_FOLDER, POOL, founded_at or clock())
+        Authority.create(folder / CA_FOLDER, POOL, founded_at or clock())
     store = SqliteStore(folder / "pool.db")
     epoch = await store.lead()
     made = Coordinator(None, clock, 0, 0, dict(users or {}))  # type: ignore[arg-type]  # follows

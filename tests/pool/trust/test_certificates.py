@@ -70,7 +70,7 @@ async def test_whoever_serves_the_link_is_told_once_which_node_fell(
     pool: Coordinator, tmp_path: Path
 ) -> None:
     node, told = await member(pool, tmp_path, "ws3"), []
-    pool.trust.on_fall(lambda name, error: told.append((name, error.message)))
+    pool.trust.on_invalid(lambda name, error: told.append((name, error.message)))
     assert node.membership is not None
     pem = node.membership.certificate.encode()
     assert pool.trust.guard.node_of({"x509_pem_cert": [pem]}) == "ws3"
@@ -344,9 +344,9 @@ def test_a_certificate_that_an_old_copy_of_the_ledger_does_not_know_counts_by_wh
 
 
 def test_an_authority_is_not_founded_twice(tmp_path: Path) -> None:
-    Authority.found(tmp_path / "ca", "lab", 1e9)
+    Authority.create(tmp_path / "ca", "lab", 1e9)
     with pytest.raises(StateConflict, match="already"):
-        Authority.found(tmp_path / "ca", "lab", 1e9)
+        Authority.create(tmp_path / "ca", "lab", 1e9)
 
 
 def test_without_an_authority_the_coordinator_says_how_to_begin(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_without_an_authority_the_coordinator_says_how_to_begin(tmp_path: Path) 
 
 
 def test_a_key_that_does_not_go_with_its_certificate_is_told(tmp_path: Path) -> None:
-    Authority.found(tmp_path / "ca", "lab", 1e9)
+    Authority.create(tmp_path / "ca", "lab", 1e9)
     (tmp_path / "ca" / "anchor-1.key").write_bytes(key_pem(new_key()))
     with pytest.raises(ConfigError, match="does not go with its certificate"):
         Authority.load(tmp_path / "ca")

@@ -81,10 +81,10 @@ class Coordinator:
 
     async def enrol(self, node: str) -> NodeCertificate:
         words, _ = await self.trust.join_tokens.make("root", time.time(), node=node)
-        return (await self.trust.enlisting.enlist(node, csr(), words)).certificate
+        return (await self.trust.enrolment.enrol(node, csr(), words)).certificate
 
     async def expel(self, node: str) -> None:
-        await self.trust.enlisting.expel(NodeName(node), "root")
+        await self.trust.enrolment.expel(NodeName(node), "root")
 
     def check(self, certificate: NodeCertificate) -> None:
         self.trust.certificate_status.check(certificate, time.time())
@@ -128,7 +128,7 @@ def world() -> StoreWorld:
 @pytest.fixture
 async def first(tmp_path: Path, world: StoreWorld) -> Coordinator:
     """It leads."""
-    Authority.found(tmp_path / "a" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "a" / CA_FOLDER, POOL, time.time())
     made = coordinator(tmp_path / "a", world, "a")
     await made.lead()
     return made
@@ -203,10 +203,10 @@ async def test_what_another_one_wrote_is_read_when_it_is_noticed(
 ) -> None:
     async with following(second):
         certificate = await first.enrol("ws1")
-        second.trust.noticed("job/j1")
+        second.trust.note_change("job/j1")
         await asyncio.sleep(0)
         assert second.trust.members() == {}
-        second.trust.noticed(key)
+        second.trust.note_change(key)
         await until(second.trust.members)
         second.check(certificate)
 
@@ -293,10 +293,10 @@ async def test_one_that_leads_does_not_read_what_it_writes(
     monkeypatch.setattr(trust_module, "FOLLOW_SECONDS", 0.0)
     async with following(second):
         token, record = await first.trust.api_tokens.make("root", time.time(), person="ada")
-        second.trust.noticed("")
+        second.trust.note_change("")
         await until(lambda: second.trust.api_tokens._known)
         second.store.reads_slowly = asyncio.Event()
-        second.trust.noticed("token/api/x")
+        second.trust.note_change("token/api/x")
         await second.store.is_busy.wait()
         await first.trust.api_tokens.revoke(record.id, time.time())
         taking_over = asyncio.create_task(takes_over(first, second))
@@ -308,7 +308,7 @@ async def test_one_that_leads_does_not_read_what_it_writes(
         with pytest.raises(PermissionRefused, match="was revoked"):
             second.trust.api_tokens.recognise(token, time.time())
         second.store.is_busy.clear()
-        second.trust.noticed("")
+        second.trust.note_change("")
         for _ in range(10):
             await asyncio.sleep(0)
         assert not second.store.is_busy.is_set()
@@ -320,7 +320,7 @@ async def test_one_that_leads_does_not_read_what_it_writes(
 @pytest.fixture
 async def old(tmp_path: Path, world: StoreWorld) -> Coordinator:
     """A coordinator with a record in a file, which does not lead yet: the store is new."""
-    Authority.found(tmp_path / "old" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "old" / CA_FOLDER, POOL, time.time())
     made = coordinator(tmp_path / "old", world, "old")
     for number in range(300):
         certificate = read_node_certificate(
@@ -413,7 +413,7 @@ async def test_a_finished_replacement_removes_the_old_key_everywhere(
     await first.trust.begin_rotation()
     await second.trust.load()
     second.check(certificate)
-    await first.trust.enlisting.renew(csr(), certificate)
+    await first.trust.enrolment.renew(csr(), certificate)
     await first.trust.finish_rotation()
     await second.trust.load()
     assert second.anchors == second.anchors_in_folder() == first.anchors
@@ -511,10 +511,10 @@ async def test_an_authority_that_was_changed_in_the_store_is_not_taken(
 
 
 async def test_the_authority_of_another_pool_is_not_taken(tmp_path: Path, world: StoreWorld) -> None:
-    Authority.found(tmp_path / "a" / CA_FOLDER, "vision", time.time())
+    Authority.create(tmp_path / "a" / CA_FOLDER, "vision", time.time())
     other = coordinator(tmp_path / "a", world, "a")
     await other.lead()
-    Authority.found(tmp_path / "b" / CA_FOLDER, POOL, time.time())
+    Authority.create(tmp_path / "b" / CA_FOLDER, POOL, time.time())
     shutil.copy(tmp_path / "a" / CA_FOLDER / KEY_FILE, tmp_path / "b" / CA_FOLDER)
     here = coordinator(tmp_path / "b", world, "b")
     with pytest.raises(ConfigError, match="is of the pool vision, and the one here of lab"):

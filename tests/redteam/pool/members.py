@@ -25,7 +25,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, Inventory
 from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Request
-from gpushared.pool.coordinator.app import ROOMS, PoolDaemon, real_pool_parts
+from gpushared.pool.coordinator.app import SERVICE_FACTORIES, PoolDaemon, real_pool_parts
 from gpushared.pool.coordinator.running_parts import CoordinatorParts, Service
 from gpushared.pool.coordinator.stores import STORE_NAME
 from gpushared.pool.link import codec
@@ -222,7 +222,9 @@ class Scene:
             runtime_dir=str(self.folder / "run"),
         )
         config, ready = CoordinatorConfig(section, users=self.users), _Ready()
-        self._daemons.append(PoolDaemon(config, real_pool_parts(config), ready, rooms=(*ROOMS, self._note)))
+        self._daemons.append(
+            PoolDaemon(config, real_pool_parts(config), ready, factories=(*SERVICE_FACTORIES, self._note))
+        )
         self._task = asyncio.create_task(self.daemon.run())
         told = asyncio.create_task(ready.told.wait())
         async with asyncio.timeout(WAIT_SECONDS):

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2, pool_pb2
 from gpushared.jobs.jobs_service import MAX_AFTER
-from gpushared.pool.coordinator.service_factories import FIRST_SECONDS
+from gpushared.pool.coordinator.service_factories import FIRST_MESSAGE_SECONDS
 from tests.pool.http2 import http2
 from tests.redteam.pool.lab import Code, Lab, ask, bearer
 
@@ -57,7 +57,7 @@ def test_strangers_keep_no_answer_open_that_never_ends(lab: Lab) -> None:
 async def test_a_tunnel_that_does_not_say_where_it_leads_ends(lab: Lab) -> None:
     async with http2(lab.coordinator.ports[0]) as eve:
         stream = await eve.call("/gpushare.v1.Jobs/Tunnel", list(bearer(lab.eve)))  # type: ignore[arg-type]
-        assert await eve.over(stream, FIRST_SECONDS + 20) in {"end", "reset"}
+        assert await eve.over(stream, FIRST_MESSAGE_SECONDS + 20) in {"end", "reset"}
 
 
 def test_a_job_that_waits_for_too_many_is_refused_before_any_is_looked_for(lab: Lab) -> None:
