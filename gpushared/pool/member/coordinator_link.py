@@ -116,6 +116,9 @@ class MemberLink:
         self._round = AddressRound(dial.addresses)
         self._all_failed = False
         self._known_epoch = 0
+        self._lost_epoch = 0
+        self._leader_unknown = False
+        """In this round a coordinator answered that nobody leads: that one may be taking over."""
         """Hold the newest epoch that a coordinator has named."""
         self._silent_leader = ""
         """Hold the address of the coordinator that fell silent while it led."""
@@ -277,13 +280,27 @@ class MemberLink:
         if not self._all_failed:
             return ()
         wait = str(self._timing.held)
-        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._known_epoch))
+        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._lost_epoch))
 
     def _note_epoch(self, epoch: int) -> None:
-        """Ask all coordinators anew if there is a newer leader: it may be one that was asked before it led."""
+        """Ask all coordinators anew if there is a newer leader: it may be one that was asked before it led.
+
+        The epoch is 0 in an answer that nobody leads.
+        """
+        self._leader_unknown |= not epoch
         if epoch > self._known_epoch:
-            self._known_epoch, self._all_failed = epoch, False
+            self._known_epoch, self._all_failed, self._leader_unknown = epoch, False, False
             self._round.begin_anew()
+
+    def _end_round(self) -> None:
+        """Note that no coordinator serves, and which leader this node does not reach.
+
+        While a leader takes over, others name it already, but it still answers that nobody leads: this node must
+        not wait for the leader after that one.
+        """
+        self._all_failed = True
+        self._lost_epoch = self._epoch if self._leader_unknown else self._known_epoch
+        self._leader_unknown = False
 
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
@@ -361,7 +378,8 @@ class MemberLink:
                 self.dial.addresses.leave(
                     self._silent_leader
                 )  # it is asked last: it may answer nothing for long
-            refused, self._may_recover, self._all_failed = not self._may_recover, False, True
+            self._end_round()
+            refused, self._may_recover = not self._may_recover, False
             if not refused and self._away_seconds() < self._retry.brisk:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)

@@ -167,6 +167,27 @@ async def test_a_node_that_was_refused_after_a_wait_asks_all_before_it_waits_aga
             await node.until(lambda link: link.connected and link.dial.address == restarted.address)
 
 
+async def test_a_node_does_not_wait_for_the_leader_after_one_that_is_taking_over(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standbys name it before it knows itself that it leads."""
+    monkeypatch.setattr(standbys, "MAX_HOLD_SECONDS", NEVER)
+    async with (
+        OtherCoordinator(coordinator).serving() as first,
+        OtherCoordinator(coordinator).serving() as second,
+        OtherCoordinator(coordinator).serving() as taking_over,
+    ):
+        for standby in (first, second):
+            standby.standby.led_by("dgx3", 2)
+        taking_over.standby.led_by("", 0)
+        addresses = (first.address, second.address, taking_over.address)
+        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(held=int(NEVER)))
+        async with node.running():
+            await until(lambda: taking_over.asked == 2)
+            taking_over.lead()
+            await node.until(lambda link: link.connected and link.dial.address == taking_over.address)
+
+
 async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coordinator(
     coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
