@@ -28,6 +28,9 @@ TTL_SECONDS = 10
 BEATS = 3
 """Keep the lease alive so often in its time."""
 RETRY_SECONDS = 0.5
+LOOK_SECONDS = 0.5
+"""Look this often if the leader's key is still there. A member of etcd that stood still while it led etcd may end
+leases that are alive when it goes on (etcd's issue 15247; rarer since 3.4.31 and 3.5.13)."""
 WAIT_SECONDS = 0.5
 REVOKE_SECONDS = 2.0
 MAX_TRIES = 5
@@ -81,6 +84,7 @@ class Leadership:
         self._lease = 0
         self._epoch = 0
         self._keeping: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._leading = asyncio.Lock()
         self._loss: Deposed | None = None
         self._lost = asyncio.Event()
@@ -141,9 +145,10 @@ class Leadership:
 
     async def end(self) -> None:
         """Let others lead at once, if etcd can be reached."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        tasks = [task for task in (self._keeping, self._looking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._lease and self._loss is None:
             with suppress(StoreUnavailable, TimedOut):
                 await self._client.call(self._revoke, seconds=REVOKE_SECONDS)
@@ -179,6 +184,9 @@ class Leadership:
             await self._have_lease()
             if await self._take(head, epoch, None if head.format else first):
                 self._epoch = epoch
+                self._looking = self._looking or asyncio.create_task(
+                    self._look(), name="leader of etcd's store"
+                )
                 return epoch, kept
         raise StoreUnavailable("others lead and end all the time", hint="is the same store used twice?")
 
@@ -234,6 +242,15 @@ class Leadership:
                     self._lose("its lease at etcd has ended")
                 elif left <= 0:
                     self._lease = 0  # nothing but an announcement went with it
+
+    async def _look(self) -> None:
+        """Note a lost lease long before the lease's next time, because another coordinator may lead at once."""
+        while self._loss is None:
+            await asyncio.sleep(LOOK_SECONDS)
+            with suppress(StoreUnavailable, TimedOut):
+                head = await read_head(self._client, self._keys)
+                if head.leader != self._name:
+                    self._lose(_whose(head))
 
     async def _keep_alive(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""

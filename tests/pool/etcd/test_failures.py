@@ -220,7 +220,8 @@ async def test_a_leader_that_was_killed_is_followed_when_its_lease_ends(etcd_mem
     access = EtcdAccess(etcd_member.endpoints)
     async with opened(access, "/killed/") as first:
         epoch = await first.lead()
-        first._leadership._keeping.cancel()  # type: ignore[union-attr] # as a killed process keeps nothing
+        for task in (first._leadership._keeping, first._leadership._looking):
+            task.cancel()  # type: ignore[union-attr] # as a killed process keeps nothing
         async with opened(access, "/killed/", wait_seconds=SECONDS) as second:
             assert await second.lead() > epoch
             with pytest.raises(Deposed, match="another coordinator leads"):

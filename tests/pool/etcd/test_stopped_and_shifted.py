@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.ports.job_store import Deposed
+from gpushared.ports.job_store import Deposed, Transaction
 from gpushared.storage.etcd.access import EtcdAccess
-from gpushared.storage.etcd.leadership import TTL_SECONDS
+from gpushared.storage.etcd.leadership import BEATS, TTL_SECONDS
 from tests.bed.etcd import EtcdCluster
 from tests.pool.etcd.test_store_tools import SECONDS, Pool
 from tests.pool.etcd.wire import Wire
@@ -23,6 +23,7 @@ from tests.pool.etcd.writers import opened
 from tests.pool.failures.machine import clock_library
 
 HOUR_SECONDS = 3600.0
+LONG_LEASE_SECONDS = 60
 LATE = "written-too-late"
 NEAR_SECONDS = 120
 """The machine's clock and a time that was told are not further apart than this."""
@@ -144,3 +145,16 @@ async def test_a_clock_that_jumps_by_an_hour_neither_ends_nor_prolongs_a_leaders
     await asyncio.to_thread(wait_for_epoch_above, pool, int(epoch))
     assert pool.jobs() == jobs
     clock.check_times(pool)
+
+
+async def test_a_leader_whose_lease_etcd_ended_too_early_knows_before_its_next_keep_alive(
+    etcd_member: EtcdCluster,
+) -> None:
+    access = EtcdAccess(etcd_member.endpoints)
+    async with opened(access, "/ended-early/", ttl_seconds=LONG_LEASE_SECONDS) as store:
+        epoch = await store.lead()
+        await store.commit(Transaction(epoch, {"job/1": b"1"}))
+        await asyncio.to_thread(etcd_member.ctl, "del", "/ended-early/leader")
+        async with asyncio.timeout(LONG_LEASE_SECONDS / BEATS / 2):
+            with pytest.raises(Deposed, match="its lease at etcd has ended"):
+                await store.lost()
