@@ -77,7 +77,6 @@ async def test_a_write_under_way_when_a_coordinator_stood_still_is_refused_once_
         before, epoch = await asyncio.to_thread(pool.submit, "before"), int(pool.status()["epoch"])
         await asyncio.to_thread(share_authority, pool, other)
         wire.awaited = LATE.encode()
-        wire.requests.clear()
         late = asyncio.create_task(asyncio.to_thread(submit_late, pool))
         async with asyncio.timeout(SECONDS):
             await wire.sent.wait()

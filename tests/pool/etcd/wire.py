@@ -15,7 +15,7 @@ class Wire:
         self.held = 0
         """How many pieces were held back up to now."""
         self.awaited, self.sent, self.arrived = b"", asyncio.Event(), asyncio.Event()
-        """The events are set when these bytes are held back, and when they have gone on to etcd."""
+        """Requests are held back from these bytes on. The events are set then, and when the bytes have gone on."""
         self.requests.set()
         self.answers.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +61,10 @@ class Wire:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
+                is_awaited = passes is self.requests and bool(self.awaited) and self.awaited in data
+                if is_awaited and not self.sent.is_set():
+                    passes.clear()
+                    self.sent.set()
                 if not passes.is_set():
                     self.held += 1
                     data = await self._held_back(source, data, passes)
@@ -68,7 +72,7 @@ class Wire:
                     continue
                 target.write(data)
                 await target.drain()
-                if passes is self.requests and self.awaited and self.awaited in data:
+                if is_awaited:
                     self.arrived.set()
             target.write_eof()
 
@@ -77,8 +81,6 @@ class Wire:
         free = asyncio.ensure_future(passes.wait())
         try:
             while not passes.is_set():
-                if passes is self.requests and self.awaited and self.awaited in data:
-                    self.sent.set()
                 more = asyncio.ensure_future(source.read(65536))
                 await asyncio.wait({free, more}, return_when=asyncio.FIRST_COMPLETED)
                 if not more.done():
