@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import stat
 import time
 from pathlib import Path
@@ -131,7 +132,7 @@ async def test_an_expired_token_is_refused_with_how_long_ago(pool: Coordinator, 
     token, clock = await pool.token(), Clock(3700)
     pool.clock.offset = 3700
     error = await refusal(node(tmp_path, "dgx", clock).join(pool.address, token, "dgx"))
-    assert "expired 100 s ago" in error.message
+    assert re.search(r"expired 1\d\d s ago", error.message)  # 100 s, and as long as joining took
 
 
 async def test_a_revoked_token_is_refused(pool: Coordinator, tmp_path: Path) -> None:
