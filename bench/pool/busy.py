@@ -74,7 +74,7 @@ async def submitting(pool: Pool, when: str) -> None:
 
 
 async def _patiently(call: Callable[..., Awaitable[object]], *words: object) -> None:
-    """As a user would: a coordinator that has too much to do is asked again after a moment."""
+    """Repeat a call, as a user would, while the coordinator has too much to do."""
     while True:
         try:
             await call(*words)

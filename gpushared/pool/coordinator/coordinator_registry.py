@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from gpushared.api.v1 import pool_pb2
 from gpushared.domain.model.errors import GpushareError, NotFound, StateConflict
 from gpushared.domain.model.units import shown
 from gpushared.jobs.coordinator_loop import PoolLoop
+from gpushared.jobs.job_search import Write
 from gpushared.ports.job_store import SharedStore
 
 log = logging.getLogger(__name__)
@@ -19,8 +20,6 @@ log = logging.getLogger(__name__)
 COORDINATOR = "coordinator/"
 """A record below this prefix keeps the addresses of a coordinator that once ran."""
 LOOK_SECONDS = 10.0
-Write = Callable[[Mapping[str, bytes], Iterable[str]], Awaitable[int]]
-"""Write and delete records of the store, as ``PoolLoop.write``."""
 
 
 class CoordinatorRegistry:
@@ -81,7 +80,7 @@ class CoordinatorRegistry:
             raise StateConflict(
                 f"coordinator {name} runs", hint="stop it there first: systemctl disable --now gpushared-pool"
             )
-        await write({}, [COORDINATOR + name])
+        await write({}, (COORDINATOR + name,))
         self._known.pop(name, None)
 
     def _is_news(self, name: str, facts: bytes) -> bool:

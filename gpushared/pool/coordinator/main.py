@@ -22,7 +22,7 @@ from gpushared.daemon.process import (
 from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError, GpushareError
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
-from gpushared.pool.coordinator.store_commands import store_commands
+from gpushared.pool.coordinator.store_commands import config_option, state_dir_option, store_commands
 from gpushared.pool.coordinator.stores import etcd_access
 from gpushared.pool.trust.people import people_of
 
@@ -40,13 +40,11 @@ KEYS = {
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(gpushared.__version__, prog_name=PROGRAM)
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="Configuration file instead of the usual one."
-)
+@config_option()
 @click.option("--listen", metavar="HOST:PORT", help="Where users and joining machines reach it [[::]:7440].")
 @click.option("--listen-nodes", metavar="HOST:PORT", help="Where nodes reach it [[::]:7441].")
 @click.option("--runtime-dir", help="Where the administrators' socket is [/run/gpushared-pool].")
-@click.option("--state-dir", help="Where store and keys are [/var/lib/gpushared-pool].")
+@state_dir_option()
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--allow-root", is_flag=True, help="Serve although this is root, which nothing here needs.")
 @click.option("--check", is_flag=True, help="Serve nothing: only say what is wrong with the configuration.")

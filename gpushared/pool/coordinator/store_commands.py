@@ -6,8 +6,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -19,6 +20,15 @@ from gpushared.pool.coordinator.store_tools import backup, check, migrate, put_b
 PROGRAM = "gpushared-pool"
 T = TypeVar("T")
 
+config_option = partial(
+    click.option,
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file instead of the usual one.",
+)
+state_dir_option = partial(
+    click.option, "--state-dir", help="Where store and keys are [/var/lib/gpushared-pool]."
+)
 _REPLACE = click.option("--replace", is_flag=True, help="Replace a store that is there already.")
 _FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
@@ -31,20 +41,8 @@ def _as_of_program(context: click.Context, option: click.Parameter, value: objec
 
 def _where(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say where the store is."""
-    config = click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        expose_value=False,
-        callback=_as_of_program,
-        help="Configuration file instead of the usual one.",
-    )
-    folder = click.option(
-        "--state-dir",
-        expose_value=False,
-        callback=_as_of_program,
-        help="Where store and keys are [/var/lib/gpushared-pool].",
-    )
-    return config(folder(command))
+    given: dict[str, Any] = {"expose_value": False, "callback": _as_of_program}
+    return config_option(**given)(state_dir_option(**given)(command))
 
 
 @click.group(name="store")

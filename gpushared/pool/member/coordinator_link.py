@@ -114,12 +114,12 @@ class MemberLink:
         self._retry = retry or Retry()
         self._backoff = Backoff(self._retry, self._random)
         self._round = AddressRound(dial.addresses)
-        self._all_failed = False
         self._known_epoch = 0
-        self._lost_epoch = 0
-        self._leader_unknown = False
-        """In this round a coordinator answered that nobody leads: that one may be taking over."""
         """Hold the newest epoch that a coordinator has named."""
+        self._lost_epoch: int | None = None
+        """Hold the epoch of the leader that this node does not reach, once all were asked in vain."""
+        self._leader_unknown = False
+        """Hold True if a coordinator of this round answered that nobody leads: it may be taking over."""
         self._silent_leader = ""
         """Hold the address of the coordinator that fell silent while it led."""
         self._logged: set[str] = set()
@@ -277,7 +277,7 @@ class MemberLink:
 
     def _wait_metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the request to wait at a standby, once all have been asked in vain."""
-        if not self._all_failed:
+        if self._lost_epoch is None:
             return ()
         wait = str(self._timing.held)
         return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._lost_epoch))
@@ -289,7 +289,7 @@ class MemberLink:
         """
         self._leader_unknown |= not epoch
         if epoch > self._known_epoch:
-            self._known_epoch, self._all_failed, self._leader_unknown = epoch, False, False
+            self._known_epoch, self._lost_epoch, self._leader_unknown = epoch, None, False
             self._round.begin_anew()
 
     def _end_round(self) -> None:
@@ -298,7 +298,6 @@ class MemberLink:
         While a leader takes over, others name it already, but it still answers that nobody leads: this node must
         not wait for the leader after that one.
         """
-        self._all_failed = True
         self._lost_epoch = self._epoch if self._leader_unknown else self._known_epoch
         self._leader_unknown = False
 
@@ -306,7 +305,7 @@ class MemberLink:
         self._hurry.clear()
         self._backoff.after_success()
         self._round.begin_anew()
-        self._all_failed, self._silent_leader = False, ""
+        self._lost_epoch, self._silent_leader = None, ""
         self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
@@ -375,9 +374,8 @@ class MemberLink:
             if not self._round.failed(self._dialled):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
             if self.dial.address == self._silent_leader:
-                self.dial.addresses.leave(
-                    self._silent_leader
-                )  # it is asked last: it may answer nothing for long
+                # It is asked last, because it may answer nothing for long.
+                self.dial.addresses.leave(self._silent_leader)
             self._end_round()
             refused, self._may_recover = not self._may_recover, False
             if not refused and self._away_seconds() < self._retry.brisk:
