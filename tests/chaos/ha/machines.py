@@ -222,7 +222,7 @@ class HaMachines(Machines):
         return None
 
     def etcd_leader(self) -> str | None:
-        """The host whose member leads etcd, by the first that answers."""
+        """The host whose member leads etcd, by the first that answers; a member without a leader names none."""
         members = {}
         for host in HOSTS:
             with contextlib.suppress(HarnessError):
@@ -230,7 +230,7 @@ class HaMachines(Machines):
                     "Status"
                 ]
                 members[told["header"]["member_id"]] = host
-                if told["leader"] in members:
+                if told.get("leader") in members:
                     return members[told["leader"]]
         return None
 
