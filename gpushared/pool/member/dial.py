@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,6 +39,8 @@ MAX_DETAILS = 300
 PARTING_SECONDS = 24 * 3600.0
 """Calls over a channel may go on for this long after there is a newer channel."""
 
+_TIMED_OUT = re.compile(r"timed out|timeout")
+"""gRPC's texts when the kernel or a ping has given a connection up: the other end sends nothing any more."""
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 CONTACT_SECONDS = 15.0
 COPY_BYTES = 64 * 1024
@@ -134,7 +137,10 @@ class Dial:
 
 
 def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
-    """Return the error that explains a failed call to the coordinator at ``address``."""
+    """Return the error that explains a failed call to the coordinator at ``address``.
+
+    It is TimedOut if the coordinator fell silent, and Unavailable if the connection was closed or refused.
+    """
     details = _one_line(error.details() or error.code().name)
     if any(sign in details for sign in _TLS_FAILED):
         return WrongCoordinator(
@@ -144,7 +150,8 @@ def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
         )
     if hint := hint_of(error):
         return Unavailable(f"the coordinator at {address} refuses the link: {details}", hint=hint)
-    return Unavailable(
+    kind = TimedOut if _TIMED_OUT.search(details) else Unavailable
+    return kind(
         f"the coordinator at {address} does not answer: {details}",
         hint="it is dialled again by itself; jobs and leases here go on meanwhile",
     )

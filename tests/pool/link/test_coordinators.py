@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import grpc
 import pytest
 
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.model.coordinator_addresses import AddressRound, CoordinatorAddresses, divided, joined
-from gpushared.domain.model.errors import NotLeader
+from gpushared.domain.model.errors import GpushareError, NotLeader, TimedOut, Unavailable
 from gpushared.jobs import standby as standbys
 from gpushared.jobs.standby import Standby
-from gpushared.pool.member.dial import Retry
+from gpushared.pool.member.dial import Retry, fault
 from gpushared.pool.member.link_session import Timing
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, foreign
 from tests.pool.link.member import Node
@@ -234,6 +235,25 @@ async def test_a_leader_that_fell_silent_is_asked_last(
             standby.lead()
             await node.until(lambda link: link.connected and link.dial.address == standby.address)
         assert proxy.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        ("Stream removed (recvmsg:Connection timed out (110))", TimedOut),
+        ("ping timeout", TimedOut),
+        ("keepalive timeout", TimedOut),
+        ("Stream removed (Socket closed)", Unavailable),
+        ("ipv4:10.0.0.1:7441: Failed to connect to remote host: Connection refused", Unavailable),
+    ],
+)
+def test_a_connection_that_the_kernel_or_a_ping_gave_up_counts_as_silence(
+    details: str, kind: type[GpushareError]
+) -> None:
+    """Then the leader is asked last; a cut cable shows itself so before the link misses its acknowledgements."""
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details)
+    assert type(fault("10.0.0.1:7441", error)) is kind
 
 
 async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None:
