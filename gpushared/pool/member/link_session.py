@@ -206,13 +206,14 @@ class Session:
 
         An answer that comes while the registration is still being sent is a refusal.
         """
+        held_seconds = 0.0
+        if self._has_others():
+            # A write to a call that is being refused hides the refusal: grpc.aio then raises an internal error.
+            await self._wait_until_accepted()
+            held_seconds = self._timing.held
         reading = asyncio.ensure_future(self._call.read())
         writing = asyncio.create_task(self._send_registration())
-        held_seconds = 0.0
         try:
-            if self._has_others():
-                await self._wait_until_accepted()
-                held_seconds = self._timing.held
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
             return await self._in_time(reading, held_seconds)
         finally:
