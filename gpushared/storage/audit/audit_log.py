@@ -72,9 +72,6 @@ class _Bucket:
         self.left -= 1
         return True
 
-    def is_full(self, now: float) -> bool:
-        return self.left + (now - self.at) * self.rate.per_second >= self.rate.burst
-
 
 @dataclass(slots=True)
 class _Fold:
@@ -89,6 +86,7 @@ class Folding:
     def __init__(self, now: float) -> None:
         self._all = _Bucket(ALL, ALL.burst, now)
         self._buckets: dict[tuple[_User, bool], _Bucket] = {}
+        """The bucket that was used last is the last one."""
         self._folds: dict[_Key, _Fold] = {}
         self.lost = 0
         """Count lines that no other line counts."""
@@ -120,11 +118,12 @@ class Folding:
 
     def _bucket(self, line: AuditLine, now: float) -> _Bucket:
         key = ((line.uid, line.user), line.refused)
-        if (bucket := self._buckets.get(key)) is None:
+        if (bucket := self._buckets.pop(key, None)) is None:
             if len(self._buckets) >= MAX_BUCKETS:
-                self._buckets = {k: one for k, one in self._buckets.items() if not one.is_full(now)}
+                del self._buckets[next(iter(self._buckets))]
             rate = REFUSED if line.refused else DONE
-            bucket = self._buckets[key] = _Bucket(rate, rate.burst, now)
+            bucket = _Bucket(rate, rate.burst, now)
+        self._buckets[key] = bucket
         return bucket
 
 
