@@ -148,6 +148,18 @@ def cli() -> None:
     """
 
 
+def _hint(error: click.UsageError) -> str:
+    """Return our option in place of one that people know from docker, kubectl or nvidia-smi, or the help."""
+    where = error.ctx.command_path if error.ctx else "gpushare"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        has_output = any("--output" in parameter.opts for parameter in error.ctx.command.params)
+        if has_output and error.option_name in {"--json", "--format"}:
+            return f"{where} -o json"
+        if error.option_name in {"-w", "--watch"}:
+            return "gpushare top shows GPUs, leases and the queue, and keeps showing them"
+    return f"see {where} --help"
+
+
 def invoke(words: Sequence[str]) -> int:
     """Run the words through click; its complaints become ours."""
     try:
@@ -156,9 +168,8 @@ def invoke(words: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "gpushare"
         message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
-        raise UsageError(message[:1].lower() + message[1:], hint=f"see {where} --help") from error
+        raise UsageError(message[:1].lower() + message[1:], hint=_hint(error)) from error
     except click.exceptions.Exit as error:
         return error.exit_code
     except SystemExit as error:  # so click ends a completion
