@@ -42,14 +42,18 @@ def main() -> int:
 
 
 def _fairness() -> None:
-    """Two projects of equal weight, one with small and short leases, one with large and long ones."""
+    """Two projects of equal weight, one with small and short leases, one with large and long ones.
+
+    Each asks for all GPUs of the week. Some requests wait from the beginning, the others come evenly.
+    """
     chance = random.Random(42)
-    small = [
-        _job(n, "small", chance.choice((250, 500, 1000)), 1, chance.uniform(0.2, 4)) for n in range(9000)
-    ]
-    large = [
-        _job(9000 + n, "large", 1000, chance.choice((1, 2, 4)), chance.uniform(1, 12)) for n in range(900)
-    ]
+    small, large = [], []
+    for number in range(3600):
+        permille, hours = chance.choice((250, 500, 1000)), chance.uniform(0.2, 4)
+        small.append(_job(number, "small", permille, 1, hours, max(0, number - 200) * WEEK / 3400))
+    for number in range(300):
+        gpus, hours = chance.choice((1, 2, 4)), chance.uniform(1, 12)
+        large.append(_job(3600 + number, "large", 1000, gpus, hours, max(0, number - 30) * WEEK / 270))
     core = Core(CLUSTER, Policy())
     outcome = replay([*small, *large], core, until=WEEK)
     hours = {name: _gpu_hours(outcome.jobs, name) for name in ("small", "large")}
@@ -59,8 +63,8 @@ def _fairness() -> None:
     print(f"  each {100 * apart:.2f} % from equal; work was endless: {waiting}")
 
 
-def _job(number: int, group: str, permille: int, gpus: int, hours: float) -> Job:
-    return new_job(number, group, LeaseClass.TRAIN, 0.0, hours * HOUR, gpus, permille)
+def _job(number: int, group: str, permille: int, gpus: int, hours: float, submitted: float = 0.0) -> Job:
+    return new_job(number, group, LeaseClass.TRAIN, submitted, hours * HOUR, gpus, permille)
 
 
 def _gpu_hours(jobs: list[Job], group: str) -> float:
