@@ -14,7 +14,7 @@ import click
 
 from gpushared.api.v1.admin_messages import AuditLine, AuditPage
 from gpushared.cli.errors import wrong_values
-from gpushared.cli.listing import Listing, Options, OwnOption, Screen, write
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, own_values_of, write
 from gpushared.cli.listing_command import listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
@@ -77,9 +77,9 @@ def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
     since = options.value("since")
     with wrong_values("--since"):
         begins_at = read_past(since, datetime.now().astimezone()) if since else 0.0
-    asked = Client(f"unix://{pool_socket()}") if options.value("pool") else client
+    source = Client(f"unix://{pool_socket()}") if options.value("pool") else client
     return partial(
-        asked.audit,
+        source.audit,
         user=options.value("user"),
         since=begins_at,
         refused=bool(options.value("refused")),
@@ -121,11 +121,11 @@ def _follow_screens(client: Client, options: Options) -> Iterator[Screen]:
     yield _screen(lines, first)
     newest = first.newest
     while True:
-        found = page(limit=PAGE, after=newest)
-        newest = found.newest
-        if found.lines:
-            yield _screen(found.lines, found)
-        if len(found.lines) < PAGE:
+        answer = page(limit=PAGE, after=newest)
+        newest = answer.newest
+        if answer.lines:
+            yield _screen(answer.lines, answer)
+        if len(answer.lines) < PAGE:
             time.sleep(FOLLOW_SECONDS)
 
 
@@ -181,11 +181,11 @@ def _command() -> click.Command:
     assert command.callback is not None, "a listing has one"
     show_once: Callable[..., int] = command.callback
 
-    def callback(*, follow: bool = False, as_json: bool = False, **given: Any) -> int:
-        output = "ids" if given["quiet"] else "jsonl" if as_json and follow else "json" if as_json else None
+    def callback(*, follow: bool = False, as_json: bool = False, **values: Any) -> int:
+        output = "ids" if values["quiet"] else "jsonl" if as_json and follow else "json" if as_json else None
         if output is not None:
-            given["output"] = output
-        return _follow(given) if follow else show_once(**given)
+            values["output"] = output
+        return _follow(values) if follow else show_once(**values)
 
     command.callback = callback
     command.params[0:0] = [
@@ -199,13 +199,10 @@ def _command() -> click.Command:
     return command
 
 
-def _follow(given: dict[str, Any]) -> int:
-    names = {one.key for one in LISTING.own_options}
-    own_values = frozenset(
-        (name, "true" if given[name] is True else given[name]) for name in names if given[name]
-    )
-    output = "jsonl" if given["output"] == "json" else given["output"]
-    options = Options(output, headers=not given["no_headers"], own_values=own_values)
+def _follow(values: dict[str, Any]) -> int:
+    own_values = {option.key: values[option.key] for option in LISTING.own_options}
+    output = "jsonl" if values["output"] == "json" else values["output"]
+    options = Options(output, headers=not values["no_headers"], own_values=own_values_of(own_values))
     for screen in _follow_screens(Client(), options):
         write(LISTING, options, [screen].pop)
         sys.stdout.flush()

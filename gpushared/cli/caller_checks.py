@@ -80,7 +80,7 @@ def _facts(
 def _find_docker() -> DockerCli | GpushareError:
     try:
         path = find_docker()
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -93,7 +93,7 @@ def _find_docker() -> DockerCli | GpushareError:
         return error
     except (OSError, subprocess.TimeoutExpired):
         return DockerCli(path)
-    return DockerCli(path, done.stdout.strip().partition("\n")[0])
+    return DockerCli(path, process.stdout.strip().partition("\n")[0])
 
 
 def _group_name(gid: int) -> str:
@@ -172,20 +172,20 @@ def docker_cli(facts: CallerFacts) -> CheckFinding:
 
 def docker_environment(facts: CallerFacts) -> CheckFinding:
     """Check plain docker's endpoint; DOCKER_HOST wins over DOCKER_CONTEXT (docker's page on contexts)."""
-    ours, environ = f"unix://{facts.path}", facts.environ
+    daemon_host, environ = f"unix://{facts.path}", facts.environ
     host, context = environ.get("DOCKER_HOST", ""), environ.get("DOCKER_CONTEXT", "")
-    if host == ours and environ.get("DOCKER_TLS_VERIFY"):
+    if host == daemon_host and environ.get("DOCKER_TLS_VERIFY"):
         return warning(
             "DOCKER_TLS_VERIFY makes docker speak TLS to a plain socket", "unset DOCKER_TLS_VERIFY"
         )
-    if host == ours:
+    if host == daemon_host:
         return ok("docker and compose go through gpushared (DOCKER_HOST)")
     if host or context not in {"", "default"}:
         name, value = ("DOCKER_HOST", host) if host else ("DOCKER_CONTEXT", context)
         return warning(
             f"{name}={without_user(value)}: plain docker and compose go there and get no leases; "
             "`gpushare run` does not",
-            f"export DOCKER_HOST={ours}" + ("" if host else " (it wins over DOCKER_CONTEXT)"),
+            f"export DOCKER_HOST={daemon_host}" + ("" if host else " (it wins over DOCKER_CONTEXT)"),
         )
     return ok("plain docker goes to the engine; `gpushare run` goes through gpushared")
 

@@ -1,4 +1,4 @@
-"""Have the docker CLI itself read docker's words, and ask if the container would be refused.
+"""Have the docker CLI itself read docker's arguments, and ask if the container would be refused.
 
 Files of variables, relative paths, options of the future: docker reads all of them, and no other program
 does. A small socket of ours stands in the place of the engine: nothing reaches the real one. ``capture``
@@ -18,7 +18,7 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from gpushared.cli import docker_cli
-from gpushared.cli.docker_args import RUN, RUN_ALONE, SUBMIT, DockerFlag, OurOptions, RunWords
+from gpushared.cli.docker_args import RUN, RUN_ALONE, SUBMIT, DockerFlag, OurOptions, RunArguments
 from gpushared.cli.errors import say
 from gpushared.client import Client
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, TimedOut
@@ -50,17 +50,16 @@ class Captured(NamedTuple):
     version: str = ""
 
 
-def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
-    """Run ``docker create`` with these words; docker's complaints go to stderr as they are.
+def capture(program: str, argv: Sequence[str], api_version: str) -> Captured:
+    """Run ``docker create`` with these arguments; docker's complaints go to stderr as they are.
 
-    Raises RequestError where docker refuses the words, TimedOut.
+    Raises RequestError where docker refuses the arguments, TimedOut.
     """
     with _engine(lambda: api_version, 201, _CREATED) as engine:
-        child = _start([program, "create", *words], engine, stdin=subprocess.DEVNULL)
-        done = _wait_for_end(child)
-    _write(done.stderr)
-    if done.returncode or engine.captured is None:
-        guess = option_meant(done.stderr, SUBMIT)
+        docker = _run([program, "create", *argv], engine, stdin=subprocess.DEVNULL)
+    _write(docker.stderr)
+    if docker.returncode or engine.captured is None:
+        guess = option_meant(docker.stderr, SUBMIT)
         raise RequestError(
             "docker does not take these words",
             hint=guess or "its own message is above; see docker create --help",
@@ -69,7 +68,7 @@ def capture(program: str, words: Sequence[str], api_version: str) -> Captured:
 
 
 class ReadRun(NamedTuple):
-    """Hold what docker read. ``refusal``: its exit code if docker refuses the words by itself, else 0.
+    """Hold what docker read. ``refusal``: its exit code if docker refuses the arguments by itself, else 0.
 
     ``captured`` is None where docker refuses them, or has not read them.
     """
@@ -78,24 +77,23 @@ class ReadRun(NamedTuple):
     captured: Captured | None = None
 
 
-def read_run(program: str, words: RunWords, api_version: Callable[[], str]) -> ReadRun:
-    """Have ``docker run`` read these words; if docker refuses them, its own message is on stderr.
+def read_run(program: str, args: RunArguments, api_version: Callable[[], str]) -> ReadRun:
+    """Have ``docker run`` read these arguments; if docker refuses them, its own message is on stderr.
 
     ``api_version`` is called while docker starts, and may raise errors of the tree. Raises TimedOut.
     """
-    if not can_be_read_twice(words):
+    if not can_be_read_twice(args):
         return ReadRun()
-    command = [program, "run", *_without_pull(words)]
+    command = [program, "run", *_without_pull(args)]
     with _engine(api_version, 400, _ONLY_CHECKED) as engine:
-        child = _start(command, engine, stdin=None)
-        done = _wait_for_end(child)
+        docker = _run(command, engine, stdin=None)
     if engine.captured is not None:
-        # Docker's words on stderr are about the answer of our socket.
+        # Docker's message on stderr is about the answer of our socket.
         return ReadRun(captured=engine.captured)
-    _write(done.stderr)
-    if guess := option_meant(done.stderr, RUN):
+    _write(docker.stderr)
+    if guess := option_meant(docker.stderr, RUN):
         say(guess)
-    return ReadRun(done.returncode if done.returncode > 0 else docker_cli.FAILED)
+    return ReadRun(docker.returncode if docker.returncode > 0 else docker_cli.FAILED)
 
 
 def option_meant(docker_errors: bytes, options: OurOptions) -> str:
@@ -114,47 +112,37 @@ def _write(docker_errors: bytes) -> None:
         os.write(2, docker_errors)
 
 
-class _EndedProcess(NamedTuple):
-    returncode: int
-    stderr: bytes
+def _run(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.CompletedProcess[bytes]:
+    """Run docker, pointed at our socket. Raises TimedOut.
 
-
-def _start(command: Sequence[str], engine: _Engine, *, stdin: int | None) -> subprocess.Popen[bytes]:
-    """Start docker, pointed at our socket. With ``stdin`` None it looks for a terminal where it would later."""
-    return subprocess.Popen(
-        command,
-        env=docker_cli.environment_for(f"unix://{engine.path}"),
-        stdin=stdin,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
-def _wait_for_end(child: subprocess.Popen[bytes]) -> _EndedProcess:
-    """Wait for docker's end. Raises TimedOut. On any error docker is ended too."""
+    With ``stdin`` None docker looks for a terminal where it would later.
+    """
     try:
-        _, stderr = child.communicate(timeout=CAPTURE_SECONDS)
+        return subprocess.run(
+            command,
+            env=docker_cli.environment_for(f"unix://{engine.path}"),
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=CAPTURE_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise TimedOut(
             "docker did not finish reading the options",
             hint="is a file among them a pipe that nobody writes to?",
         ) from None
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    return _EndedProcess(child.returncode, stderr)
 
 
-def _without_pull(words: RunWords) -> list[str]:
+def _without_pull(args: RunArguments) -> list[str]:
     """Drop the option to pull, as others pull the image; docker refuses a policy that it does not know."""
-    known = words.value("pull") in PULL_POLICIES
-    return words.docker_without("pull") if known else words.docker
+    is_known = args.value("pull") in PULL_POLICIES
+    return args.docker_without("pull") if is_known else args.docker
 
 
-def can_be_read_twice(words: RunWords) -> bool:
+def can_be_read_twice(args: RunArguments) -> bool:
     """Return True if docker reads no pipe, which would be empty at docker's second read."""
-    return not any(_is_no_plain_file(path) for flag in words.flags for path in _paths_of(flag))
+    return not any(_is_no_plain_file(path) for flag in args.flags for path in _paths_of(flag))
 
 
 def _paths_of(flag: DockerFlag) -> list[str]:
@@ -234,23 +222,23 @@ class _Engine:
 
 def _head(stream: BinaryIO) -> tuple[str, str, int] | None:
     """Read the next request's method, target and body length; None at the end of the connection."""
-    words = stream.readline(MAX_LINE_BYTES).decode("latin-1").split()
-    if len(words) < 2:  # noqa: PLR2004 - a request line has three words
+    parts = stream.readline(MAX_LINE_BYTES).decode("latin-1").split()
+    if len(parts) < 2:  # noqa: PLR2004 - a request line has three parts
         return None
     size = 0
     while line := stream.readline(MAX_LINE_BYTES).strip():
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             size = int(value)
-    return words[0], words[1], size
+    return parts[0], parts[1], size
 
 
 def _captured(path: str, query: str, body: bytes) -> Captured:
     from urllib.parse import parse_qs
 
-    asked = parse_qs(query)
+    parameters = parse_qs(query)
     version = path.split("/")[1].removeprefix("v")
-    name, platform = (asked.get(each, [""])[-1] for each in ("name", "platform"))
+    name, platform = (parameters.get(key, [""])[-1] for key in ("name", "platform"))
     return Captured(body, name, platform, version)
 
 
@@ -272,19 +260,19 @@ def _engine(api_version: Callable[[], str], status: int, answer: bytes) -> Itera
 
 def _private_folder() -> str:
     """Make a folder that only the caller may enter. The name of a socket in it must stay short."""
-    places = (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108 - the folder is new and 0700, or none is made
-    place = next(place for place in places if os.path.isdir(place))  # noqa: PTH112 - as above
-    folder = f"{place}/gpushare-words-{os.urandom(6).hex()}"
+    parents = (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108 - the folder is new and 0700, or none is made
+    parent = next(parent for parent in parents if os.path.isdir(parent))  # noqa: PTH112 - as above
+    folder = f"{parent}/gpushare-words-{os.urandom(6).hex()}"
     os.mkdir(folder, 0o700)  # noqa: PTH102 - as above
     return folder
 
 
-def check_run(client: Client, program: str, words: RunWords, captured: Captured | None) -> None:
+def check_run(client: Client, program: str, args: RunArguments, captured: Captured | None) -> None:
     """Ask what would become of a container. Raises PermissionRefused.
 
-    ``captured``: what docker would create, None where docker has not read the words yet.
+    ``captured``: what docker would create, None where docker has not read the arguments yet.
     """
-    captured = captured or _captured_if_repeatable(client, program, words)
+    captured = captured or _captured_if_repeatable(client, program, args)
     if captured is None:
         return
     check_captured(client, captured)
@@ -292,11 +280,11 @@ def check_run(client: Client, program: str, words: RunWords, captured: Captured 
         _warn_of_name(client, captured.name)
 
 
-def _captured_if_repeatable(client: Client, program: str, words: RunWords) -> Captured | None:
-    if not can_be_read_twice(words):
+def _captured_if_repeatable(client: Client, program: str, args: RunArguments) -> Captured | None:
+    if not can_be_read_twice(args):
         return None
     try:
-        return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
+        return capture(program, args.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
     except GpushareError:
         return None  # docker tells when its turn comes
 
@@ -311,12 +299,12 @@ def check_captured(client: Client, captured: Captured) -> None:
         answer = client.explain_policy(captured.body, captured.version)
     except GpushareError:
         return
-    refused = [one for one in answer.findings if one.verdict == "refused"]
-    for one in refused:
-        if not one.may_change:
-            raise PermissionRefused(one.why, hint=one.hint)
-    for one in refused:
-        say(f"warning: as things are now, docker will refuse the container: {one.why}", one.hint)
+    refusals = [finding for finding in answer.findings if finding.verdict == "refused"]
+    for finding in refusals:
+        if not finding.may_change:
+            raise PermissionRefused(finding.why, hint=finding.hint)
+    for finding in refusals:
+        say(f"warning: as things are now, docker will refuse the container: {finding.why}", finding.hint)
 
 
 def _warn_of_name(client: Client, name: str) -> None:

@@ -38,8 +38,8 @@ def _completer(items: Callable[[], Items], *, in_list: bool = False) -> Complete
     return complete
 
 
-def _words(words: str) -> Completer:
-    return _completer(lambda: [CompletionItem(word) for word in words.split()])
+def _one_of(*values: str) -> Completer:
+    return _completer(lambda: [*map(CompletionItem, values)])
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
@@ -97,25 +97,30 @@ def _containers() -> Items:
 
 
 def _nodes() -> Items:
-    found = _ask(NodeList, "Jobs/Nodes").nodes
-    return [CompletionItem(node.name, help=f"{len(node.gpus)} GPUs ({node.presence})") for node in found]
+    return [
+        CompletionItem(node.name, help=f"{len(node.gpus)} GPUs ({node.presence})")
+        for node in _ask(NodeList, "Jobs/Nodes").nodes
+    ]
 
 
 def _gpus() -> Items:
-    found = _ask(GpuList, "Gpus/List").gpus
-    items = [CompletionItem(gpu.label or str(gpu.index), help=gpu.name) for gpu in found]
+    answer = _ask(GpuList, "Gpus/List")
+    items = [CompletionItem(gpu.label or str(gpu.index), help=gpu.name) for gpu in answer.gpus]
     return [*items, CompletionItem("all", help="all GPUs of this node")] if items else []
 
 
 def _presets() -> Items:
-    found = _ask(PresetList, "Node/Presets").presets
-    return [CompletionItem(preset.name, help=preset.description) for preset in found]
+    answer = _ask(PresetList, "Node/Presets")
+    return [CompletionItem(preset.name, help=preset.description) for preset in answer.presets]
 
 
 def _projects() -> Items:
     """Complete projects; a user in no project is listed like one, and cannot be named."""
-    found = [one for one in _ask(ProjectList, "Projects/List").projects if one.origin != "user"]
-    return [CompletionItem(project.name, help=" ".join(project.users)) for project in found]
+    return [
+        CompletionItem(project.name, help=" ".join(project.users))
+        for project in _ask(ProjectList, "Projects/List").projects
+        if project.origin != "user"
+    ]
 
 
 leases = _completer(lambda: _lease_items(_leases()))
@@ -130,6 +135,6 @@ nodes = _completer(_nodes)
 gpus_and_nodes = _completer(lambda: _gpus() + _nodes())
 presets = _completer(_presets)
 projects = _completer(_projects)
-classes = _words("build train infer")
-isolations = _words("shared separate exclusive mig")
-listing_outputs = _words("table wide json jsonl csv ids columns=")
+classes = _one_of("build", "train", "infer")
+isolations = _one_of("shared", "separate", "exclusive", "mig")
+listing_outputs = _one_of("table", "wide", "json", "jsonl", "csv", "ids", "columns=")

@@ -40,9 +40,9 @@ def script(shell: str) -> str:
     from gpushared.cli.main import COMPLETION_VARIABLE
     from gpushared.cli.tree import cli
 
-    found = get_completion_class(shell)
-    assert found is not None, shell
-    return ShellComplete.source(found(cli, {}, "gpushare", COMPLETION_VARIABLE)).rstrip() + "\n"
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None, shell
+    return ShellComplete.source(shell_class(cli, {}, "gpushare", COMPLETION_VARIABLE)).rstrip() + "\n"
 
 
 def command_files() -> dict[str, str]:

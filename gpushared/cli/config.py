@@ -50,8 +50,8 @@ def check(path: Path | None) -> None:
       gpushare config check --config ./new.toml && sudo cp new.toml /etc/gpushared/config.toml
     """
     _load(path)
-    place = path or Path(MAIN_FILE)
-    click.echo(f"{place} is right" if place.exists() else f"there is no {place}: the defaults hold")
+    file = path or Path(MAIN_FILE)
+    click.echo(f"{file} is right" if file.exists() else f"there is no {file}: the defaults hold")
 
 
 @config.command("show")
@@ -74,8 +74,8 @@ def show(path: Path | None, origin: bool, output: str) -> None:
         click.echo(to_toml(loaded, origins=origin), nl=False)
         return
     items = [
-        {"section": one.section, "name": one.name, "value": one.value, "origin": one.origin}
-        for one in settings(loaded)
+        {"section": setting.section, "name": setting.name, "value": setting.value, "origin": setting.origin}
+        for setting in settings(loaded)
     ]
     click.echo(envelope("gpushare.config/1", items, simulated=False), nl=False)
 

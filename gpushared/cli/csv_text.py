@@ -36,7 +36,7 @@ def _flat(item: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in item.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": one for inner, one in _flat(value).items()}
+            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in _flat(value).items()}
         else:
             flat[name] = value
     return flat
@@ -44,7 +44,7 @@ def _flat(item: Mapping[str, object]) -> dict[str, object]:
 
 def _cell(value: object) -> object:
     if isinstance(value, list):
-        value = " ".join(str(one.get("id", one) if isinstance(one, Mapping) else one) for one in value)
+        value = " ".join(str(item.get("id", item) if isinstance(item, Mapping) else item) for item in value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str) and value.startswith(FORMULA):

@@ -1,12 +1,12 @@
-"""Find our own options and the image in the words of ``gpushare run``; other words are docker's, untouched.
+"""Find our own options and the image in the arguments of ``gpushare run``; the others are docker's, untouched.
 
 To find the image, the options of docker that take no value must be known: a short list has them, and a test
 compares the list with the docker CLI's own help. An option that the list does not have counts as one with a
 value, so a future option without a value is written ``--new=true``.
 
-Plain words are words that docker takes for certain, so that docker need not read them beforehand: starting
-docker takes as long as all else that ``gpushare run`` does. Words that this module does not know are no
-mistake: docker reads those. A test has several dockers read words that are plain here.
+Plain arguments are those that docker takes for certain, so that docker need not read them beforehand: starting
+docker takes as long as all else that ``gpushare run`` does. Arguments that this module does not know are no
+mistake: docker reads those. A test has several dockers read arguments that are plain here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from gpushared.cli.errors import UsageError
-from gpushared.client.submit_words import SUBMIT_WORDS
+from gpushared.client.submit_parameters import SUBMIT_PARAMETERS
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.light import NamedTuple
 
@@ -103,27 +103,27 @@ class OurOptions(NamedTuple):
 
 RUN = OurOptions(OUR_VALUES, OUR_SWITCHES, "run")
 SUBMIT = OurOptions(
-    frozenset(word.option for word in SUBMIT_WORDS if not word.is_switch),
-    frozenset(word.option for word in SUBMIT_WORDS if word.is_switch),
+    frozenset(parameter.option for parameter in SUBMIT_PARAMETERS if not parameter.is_switch),
+    frozenset(parameter.option for parameter in SUBMIT_PARAMETERS if parameter.is_switch),
     "submit",
 )
 
 
 class DockerFlag(NamedTuple):
-    """Hold one option: its long name where it matters, its value, and the words it was written in.
+    """Hold one option: its long name where it matters, its value, and the arguments it was written in.
 
-    In ``-it`` the last letter owns the word.
+    In ``-it`` the last letter owns the argument.
     """
 
     name: str
     value: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
-class RunWords(NamedTuple):
-    """Hold the sorted words of ``gpushare run`` or ``submit``."""
+class RunArguments(NamedTuple):
+    """Hold the sorted arguments of ``gpushare run`` or ``submit``."""
 
-    ours: dict[str, str]
+    own_options: dict[str, str]
     """Values of our options by name without dashes; ``immediate`` is "true" when set."""
     flags: tuple[DockerFlag, ...]
     """Docker's options, in order."""
@@ -132,25 +132,25 @@ class RunWords(NamedTuple):
 
     @property
     def image(self) -> str:
-        words = self.rest[1:] if self.rest[:1] == ("--",) else self.rest
-        return words[0] if words else ""
+        command = self.rest[1:] if self.rest[:1] == ("--",) else self.rest
+        return command[0] if command else ""
 
     @property
     def docker(self) -> list[str]:
-        """Return all of docker's words, as they were written."""
-        return [word for flag in self.flags for word in flag.words] + list(self.rest)
+        """Return all of docker's arguments, as they were written."""
+        return [arg for flag in self.flags for arg in flag.argv] + list(self.rest)
 
     def docker_without(self, *names: str) -> list[str]:
-        """Return docker's words without some of its options, also in a row of letters: ``-dit``."""
-        words: list[str] = []
+        """Return docker's arguments without some of its options, also in a row of letters: ``-dit``."""
+        argv: list[str] = []
         before: list[str] = []
         for flag in self.flags:
-            if not flag.words:
+            if not flag.argv:
                 before.append(flag.name)
                 continue
-            words += _without(flag, before, names)
+            argv += _without(flag, before, names)
             before = []
-        return words + list(self.rest)
+        return argv + list(self.rest)
 
     def value(self, name: str) -> str:
         """Return the last value of one of docker's options, "" if it was not given."""
@@ -162,63 +162,61 @@ class RunWords(NamedTuple):
 
 
 def _without(flag: DockerFlag, before: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the rest of an option, and of the letters before it in the same word, without ``names``."""
+    """Return the rest of an option, and of the letters before it in the same argument, without ``names``."""
     if not before:
-        return [] if flag.name in names else list(flag.words)
-    letters = flag.words[0][1:]
-    kept = "".join(letter for letter, name in zip(letters, before, strict=False) if name not in names)
+        return [] if flag.name in names else list(flag.argv)
+    letters = flag.argv[0][1:]
+    kept_letters = "".join(letter for letter, name in zip(letters, before, strict=False) if name not in names)
     if flag.name in names:
-        return [f"-{kept}"] if kept else []
-    return [f"-{kept}{letters[len(before) :]}", *flag.words[1:]]
+        return [f"-{kept_letters}"] if kept_letters else []
+    return [f"-{kept_letters}{letters[len(before) :]}", *flag.argv[1:]]
 
 
-def split(words: Sequence[str], options: OurOptions = RUN) -> RunWords:
-    """Sort the words; raises UsageError if an option lacks its value."""
-    ours: dict[str, str] = {}
+def split(argv: Sequence[str], options: OurOptions = RUN) -> RunArguments:
+    """Sort the arguments; raises UsageError if an option lacks its value."""
+    own_options: dict[str, str] = {}
     flags: list[DockerFlag] = []
-    place = 0
-    while place < len(words) and words[place].startswith("-") and words[place] not in {"-", "--"}:
-        long = words[place].startswith("--")
-        read = [_long(words, place, options)] if long else list(_short(words, place, options))
-        place += sum(len(flag.words) for flag in read)
-        if read[0].name in options.values or read[0].name in options.switches:
-            ours[read[0].name] = _our_value(read[0], options)
+    index = 0
+    while index < len(argv) and argv[index].startswith("-") and argv[index] not in {"-", "--"}:
+        long = argv[index].startswith("--")
+        parsed = [_long(argv, index, options)] if long else list(_short(argv, index, options))
+        index += sum(len(flag.argv) for flag in parsed)
+        if parsed[0].name in options.values or parsed[0].name in options.switches:
+            own_options[parsed[0].name] = _our_value(parsed[0], options)
         else:
-            flags += read
-    return RunWords(ours, tuple(flags), tuple(words[place:]))
+            flags += parsed
+    return RunArguments(own_options, tuple(flags), tuple(argv[index:]))
 
 
-def _long(words: Sequence[str], place: int, options: OurOptions) -> DockerFlag:
-    name, equals, value = words[place][2:].partition("=")
+def _long(argv: Sequence[str], index: int, options: OurOptions) -> DockerFlag:
+    name, equals, value = argv[index][2:].partition("=")
     if equals:
-        return DockerFlag(name, value, (words[place],))
+        return DockerFlag(name, value, (argv[index],))
     if name in DOCKER_SWITCHES or name in options.switches:
-        return DockerFlag(name, "true", (words[place],))
-    return DockerFlag(name, _next(words, place, f"--{name}", options), tuple(words[place : place + 2]))
+        return DockerFlag(name, "true", (argv[index],))
+    return DockerFlag(name, _next(argv, index, f"--{name}", options), tuple(argv[index : index + 2]))
 
 
-def _short(words: Sequence[str], place: int, options: OurOptions) -> Iterator[DockerFlag]:
+def _short(argv: Sequence[str], index: int, options: OurOptions) -> Iterator[DockerFlag]:
     """Split ``-it``, ``-e A=1``, ``-eA=1``, ``-ite A=1``, ``-t=false``: switches until a letter takes a value."""
-    letters = words[place][1:]
+    letters = argv[index][1:]
     for number, letter in enumerate(letters):
         after = letters[number + 1 :]
         switch = DOCKER_SHORT_SWITCHES.get(letter)
         name = switch or _SHORT_NAMES.get(letter, letter)
         if switch and not after.startswith("="):
-            yield DockerFlag(name, "true", () if after else (words[place],))
+            yield DockerFlag(name, "true", () if after else (argv[index],))
         elif after:
-            yield DockerFlag(name, after.removeprefix("="), (words[place],))
+            yield DockerFlag(name, after.removeprefix("="), (argv[index],))
             return
         else:
-            yield DockerFlag(
-                name, _next(words, place, f"-{letter}", options), tuple(words[place : place + 2])
-            )
+            yield DockerFlag(name, _next(argv, index, f"-{letter}", options), tuple(argv[index : index + 2]))
 
 
-def _next(words: Sequence[str], place: int, option: str, options: OurOptions) -> str:
-    if place + 1 >= len(words):
+def _next(argv: Sequence[str], index: int, option: str, options: OurOptions) -> str:
+    if index + 1 >= len(argv):
         raise UsageError(f"{option[:_SHOWN]} needs a value", hint=f"see gpushare {options.command} --help")
-    return words[place + 1]
+    return argv[index + 1]
 
 
 def _our_value(flag: DockerFlag, options: OurOptions) -> str:
@@ -248,13 +246,13 @@ def _switch(flag: DockerFlag) -> str:
 # --- ways around the lease
 
 
-def refuse_ways_around(words: RunWords) -> None:
+def refuse_ways_around(args: RunArguments) -> None:
     """Raise PermissionRefused for an option that would reach a GPU beside the lease.
 
     The daemon's gate judges the same again, from the container's full description. This check only refuses
     early, in the words that were typed.
     """
-    for flag in words.flags:
+    for flag in args.flags:
         for sentence, hint in _faults(flag):
             raise PermissionRefused(sentence, hint=hint)
 
@@ -277,34 +275,23 @@ def _faults(flag: DockerFlag) -> Iterator[tuple[str, str]]:
         yield f"the label {value[:_SHOWN]} belongs to gpushare", "leave it out, or use docker run with it"
 
 
-def warnings(words: RunWords, options: OurOptions = RUN) -> list[str]:
-    """Return warnings about words that are allowed but not wise, or hardly meant."""
-    found = []
-    if late := _option_after_image(words, options):
-        found.append(
-            f"{late} stands after the image, so the container's program gets it; "
-            f"options of gpushare {options.command} stand before the image"
-        )
-    return found
-
-
-def _option_after_image(words: RunWords, options: OurOptions) -> str:
-    """Return the first word after IMAGE if it is an option of ours, else an empty string."""
-    command = words.rest[words.rest[:1] == ("--",) :][1:]
+def option_after_image(args: RunArguments, options: OurOptions) -> str:
+    """Return the first argument after IMAGE if it is an option of ours, else an empty string."""
+    command = args.rest[args.rest[:1] == ("--",) :][1:]
     first = command[0].partition("=")[0] if command else ""
     name = first.removeprefix("--") if first.startswith("--") else ""
     return first if name in options.values or name in options.switches else ""
 
 
-def are_plain(words: RunWords) -> bool:
-    """Return True if docker refuses none of the words, nor their combination."""
-    names = [flag.name for flag in words.flags if flag.name not in _MANY]
+def are_plain(args: RunArguments) -> bool:
+    """Return True if docker refuses none of the arguments, nor their combination."""
+    names = [flag.name for flag in args.flags if flag.name not in _MANY]
     wants_terminal = "tty" in names and "interactive" in names
     if len(names) > len(set(names)) or (wants_terminal and not os.isatty(0)):
         return False
     if "restart" in names and "rm" in names:
         return False
-    return words.image.lower() == words.image and all(map(_is_plain, words.flags))
+    return args.image.lower() == args.image and all(map(_is_plain, args.flags))
 
 
 def _is_plain(flag: DockerFlag) -> bool:

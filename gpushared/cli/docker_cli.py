@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from gpushared.cli.docker_args import RunWords
+from gpushared.cli.docker_args import RunArguments
 from gpushared.client import Client
 from gpushared.client.http import HttpAnswer, docker_message
 from gpushared.domain.model.errors import EngineUnavailable, NotFound, PermissionRefused
@@ -50,36 +50,36 @@ def environment(client: Client) -> dict[str, str]:
 
 def environment_for(host: str) -> dict[str, str]:
     """Return this process's environment with docker pointed at ``host``."""
-    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_ENDPOINTS}
-    return {**kept, "DOCKER_HOST": host}
+    environ = {name: value for name, value in os.environ.items() if name not in _OTHER_ENDPOINTS}
+    return environ | {"DOCKER_HOST": host}
 
 
-def run_words(words: RunWords, lease_id: str) -> list[str]:
-    return ["docker", "run", "--label", f"gpushare.lease={lease_id}", *words.docker]
+def run_command(args: RunArguments, lease_id: str) -> list[str]:
+    return ["docker", "run", "--label", f"gpushare.lease={lease_id}", *args.docker]
 
 
-def become(docker: str, words: Sequence[str], environ: dict[str, str]) -> NoReturn:
+def become(docker: str, argv: Sequence[str], environ: dict[str, str]) -> NoReturn:
     """Replace this process by docker, which must not get Python's own setting for SIGPIPE."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execve(docker, list(words), environ)  # noqa: S606 - becoming docker is the purpose
+    os.execve(docker, list(argv), environ)  # noqa: S606 - becoming docker is the purpose
 
 
 # --- the image, before a GPU is held for it
 
 
-def fetch_image(client: Client, docker: str, words: RunWords) -> int:
+def fetch_image(client: Client, docker: str, args: RunArguments) -> int:
     """Pull the image if docker run would; return docker's exit code, 0 if there is nothing to do."""
-    policy = words.value("pull") or "missing"
-    if policy == "never" or (policy != "always" and _is_present(client, words.image)):
+    policy = args.value("pull") or "missing"
+    if policy == "never" or (policy != "always" and _is_present(client, args.image)):
         return 0
     import subprocess
 
-    pull = [docker, "pull", words.image]
-    if platform := words.value("platform"):
+    pull = [docker, "pull", args.image]
+    if platform := args.value("platform"):
         pull[2:2] = ["--platform", platform]
-    if words.is_set("quiet"):
+    if args.is_set("quiet"):
         pull[2:2] = ["--quiet"]
     # Progress goes where docker run shows it, so that stdout stays the container's.
     return subprocess.run(pull, env=environment(client), stdout=sys.stderr, check=False).returncode

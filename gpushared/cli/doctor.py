@@ -77,16 +77,16 @@ def _examine(options: Options, report_path: str | None) -> Screen:
     facts = caller_facts()
     results = all_results(facts)
     if report_path:
-        write_report(report_path, facts, [one.to_json() for one in results])
+        write_report(report_path, facts, [result.to_json() for result in results])
         say(f"wrote {report_path}", "it names users, containers and images: read it before you pass it on")
     return _screen(facts, results, options)
 
 
 def all_results(facts: CallerFacts) -> list[CheckResult]:
     """Return the results of this side's checks, then of the daemon's."""
-    ours = [_as_message(result) for result in examine(CALLER_CHECKS, facts)]
-    theirs = facts.report.checks if isinstance(facts.report, DoctorReport) else ()
-    return [*ours, *theirs]
+    caller_results = [_as_message(result) for result in examine(CALLER_CHECKS, facts)]
+    daemon_results = facts.report.checks if isinstance(facts.report, DoctorReport) else ()
+    return [*caller_results, *daemon_results]
 
 
 def _as_message(result: CheckOutcome) -> CheckResult:
@@ -103,40 +103,40 @@ def _as_message(result: CheckOutcome) -> CheckResult:
 
 
 def _screen(facts: CallerFacts, results: Sequence[CheckResult], options: Options) -> Screen:
-    shown = [one for one in results if options.ended or not one.blocked_by]
-    well = all(one.status != Status.FAILED for one in results)
+    shown = [result for result in results if options.ended or not result.blocked_by]
+    is_well = all(result.status != Status.FAILED for result in results)
     missing = facts.report.message if isinstance(facts.report, GpushareError) else None
-    rows = [_row(one) for one in shown]
+    rows = [_row(result) for result in shown]
     if options.output == "table" and sys.stdout.isatty():
         rows = _wrapped(rows, get_terminal_size().columns)
     return Screen(
         rows=rows,
-        items=[one.to_json() for one in shown],
-        ids=[one.name for one in shown],
+        items=[result.to_json() for result in shown],
+        ids=[result.name for result in shown],
         simulated=isinstance(facts.report, DoctorReport) and facts.report.simulated,
         notes=[f"the daemon's checks are missing: {missing}"] if missing else [],
-        extra={"well": well, "missing": missing},
-        exit_code=0 if well else UNWELL,
+        extra={"well": is_well, "missing": missing},
+        exit_code=0 if is_well else UNWELL,
     )
 
 
-def _row(one: CheckResult) -> Row:
+def _row(result: CheckResult) -> Row:
     return {
-        "status": one.status,
-        "check": one.name,
-        "detail": one.detail,
-        "fix": one.fix,
-        "blocked-by": one.blocked_by,
+        "status": result.status,
+        "check": result.name,
+        "detail": result.detail,
+        "fix": result.fix,
+        "blocked-by": result.blocked_by,
     }
 
 
 def _wrapped(rows: Sequence[Row], width: int) -> list[Row]:
     """Break sentences into several lines, so that columns stay columns on a terminal of this width."""
     fixed = sum(max((len(row[key]) for row in rows), default=0) for key in ("status", "check"))
-    left = width - fixed - GAPS
-    if left < 2 * NARROWEST:
+    room = width - fixed - GAPS
+    if room < 2 * NARROWEST:
         return list(rows)
-    widths = {"detail": left * 3 // 5, "fix": left - left * 3 // 5}
+    widths = {"detail": room * 3 // 5, "fix": room - room * 3 // 5}
     return [line for row in rows for line in _lines(row, widths)]
 
 
@@ -207,7 +207,7 @@ def _bundle(facts: CallerFacts, items: Sequence[dict[str, Any]]) -> dict[str, An
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "checks": list(items),
         "node": facts.status.to_json() if isinstance(facts.status, NodeStatus) else None,
-        "settings": [one.to_json() for one in report.settings],
+        "settings": [setting.to_json() for setting in report.settings],
         "gpus": _try(problems, lambda: [gpu.to_json() for gpu in _client().gpus().gpus]) if answers else [],
         "leases": _try(problems, lambda: _leases(problems)) if answers else [],
         "problems": problems,
@@ -265,9 +265,9 @@ def _clean(value: Any, name: str = "") -> Any:
     """Return the value without secrets: values with telling names, and users in URLs."""
     if isinstance(value, dict):
         named = value.get("name") if "section" in value else ""
-        return {key: _clean(one, str(named) if key == "value" else key) for key, one in value.items()}
+        return {key: _clean(inner, str(named) if key == "value" else key) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_clean(one, name) for one in value]
+        return [_clean(inner, name) for inner in value]
     if not isinstance(value, str):
         return value
     return LEFT_OUT if _SECRET.search(name) else without_user(value)

@@ -40,8 +40,8 @@ def drain(target: str, reason: str) -> int:
         for sentence in PoolClient().drain_node(target, reason):
             click.echo(text.printable(sentence))
         return 0
-    for one in Client().drain(target, reason):
-        click.echo(text.printable(f"GPU {one.label or one.index} is {one.mode}{_running(one)}"))
+    for gpu in Client().drain(target, reason):
+        click.echo(text.printable(f"GPU {gpu.label or gpu.index} is {gpu.mode}{_running(gpu)}"))
     return 0
 
 
@@ -67,7 +67,7 @@ def undrain(target: str) -> int:
         for sentence in PoolClient().undrain_node(target):
             click.echo(text.printable(sentence))
         return 0
-    for one in Client().undrain(target):
-        now = f"is still {one.mode}" if one.mode in NO_LEASES else "gets leases again"
-        click.echo(text.printable(f"GPU {one.label or one.index} {now}"))
+    for gpu in Client().undrain(target):
+        now = f"is still {gpu.mode}" if gpu.mode in NO_LEASES else "gets leases again"
+        click.echo(text.printable(f"GPU {gpu.label or gpu.index} {now}"))
     return 0

@@ -63,10 +63,10 @@ def _drain_note(gpu: Gpu, drained: Drained, now: float) -> str:
 
 def notes(answer: GpuList, now: float) -> list[str]:
     """Return a line for each thing that is wrong, if anything is."""
-    found = [*answer.notices, *(f"trouble: {trouble}" for trouble in dict.fromkeys(answer.troubles))]
+    lines = [*answer.notices, *(f"trouble: {trouble}" for trouble in dict.fromkeys(answer.troubles))]
     of_gpus = text.of_gpus((_place(gpu), gpu.trouble) for gpu in answer.gpus if not _says_drained(gpu))
-    found += [f"trouble: {trouble}" for trouble in of_gpus]
-    return found + [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
+    lines += [f"trouble: {trouble}" for trouble in of_gpus]
+    return lines + [_drain_note(gpu, gpu.drained, now) for gpu in answer.gpus if gpu.drained]
 
 
 def fetch(client: Client, options: Options) -> Screen:

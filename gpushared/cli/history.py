@@ -22,8 +22,8 @@ from gpushared.cli.history_options import (
     percent,
     window,
 )
-from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
-from gpushared.cli.listing_command import listing_command
+from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for, own_values_of
+from gpushared.cli.listing_command import click_option, listing_command
 from gpushared.cli.table import Column, Row
 from gpushared.cli.tree import COMMANDS
 from gpushared.client import Client
@@ -136,23 +136,14 @@ Examples:
 )
 
 
-def _filter_options(command: Callable[..., int]) -> Callable[..., int]:
-    for one in reversed(FILTERS):
-        is_flag = one.metavar is None
-        command = click.option(*one.names, one.key, metavar=one.metavar, is_flag=is_flag, help=one.help)(
-            command
-        )
-    return command
-
-
 def _group() -> click.Group:
     """Build the command, which lists by itself and has a subcommand."""
     listed = listing_command(LISTING, COMMANDS["history"])
     assert listed.callback is not None, "a listing has one"
     show: Callable[..., int] = listed.callback
 
-    def callback(**given: Any) -> int | None:
-        return show(**given) if click.get_current_context().invoked_subcommand is None else None
+    def callback(**values: Any) -> int | None:
+        return show(**values) if click.get_current_context().invoked_subcommand is None else None
 
     return click.Group(
         LISTING.name, params=listed.params, callback=callback, help=listed.help, invoke_without_command=True
@@ -175,7 +166,6 @@ history.add_command(
     default=KINDS[0],
     help="Export summaries of leases, spans of holding and waiting, or use by the hour or minute.  [leases]",
 )
-@_filter_options
 def export(
     *, as_csv: bool, as_jsonl: bool, parquet: str | None, kind: str, **filters: str | bool | None
 ) -> int:
@@ -194,10 +184,12 @@ def export(
 
     if as_csv + as_jsonl + (parquet is not None) > 1:
         raise UsageError("only one form is possible", hint="choose --csv, --jsonl or --parquet FILE")
-    own_values = {name: "true" if value is True else str(value) for name, value in filters.items() if value}
-    options = Options(own_values=frozenset(own_values.items()))
+    options = Options(own_values=own_values_of(filters))
     client, chosen = client_for(Client(), options), window(options)
     pages = history_export.pages(client, chosen, kind)
     if parquet is not None:
         return history_export.write_parquet(pages, parquet)
     return history_export.write_text(pages, as_csv=not as_jsonl)
+
+
+export.params += map(click_option, FILTERS)

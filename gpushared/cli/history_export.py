@@ -43,9 +43,9 @@ def pages(client: Client, window: Mapping[str, object], kind: str) -> Iterator[P
             return
 
 
-def write_text(found: Iterator[Page], *, as_csv: bool) -> int:
+def write_text(pages: Iterator[Page], *, as_csv: bool) -> int:
     titles: Sequence[str] = ()
-    for page in found:
+    for page in pages:
         if as_csv:
             sys.stdout.write(lines_of(page.rows, page.columns, headers=not titles))
             titles = titles or page.columns
@@ -54,7 +54,7 @@ def write_text(found: Iterator[Page], *, as_csv: bool) -> int:
     return 0
 
 
-def write_parquet(found: Iterator[Page], path: str) -> int:
+def write_parquet(pages: Iterator[Page], path: str) -> int:
     """Write a file, a group of rows for each page. Raises ConfigError if pyarrow is not installed."""
     try:
         # By name, because the package is optional and has no types.
@@ -65,7 +65,7 @@ def write_parquet(found: Iterator[Page], path: str) -> int:
         ) from error
     writer: Any = None
     try:
-        for page in found:
+        for page in pages:
             if not page.rows:
                 continue
             if writer is None:

@@ -108,8 +108,8 @@ def account_cells(account: Account) -> dict[str, str]:
     }
 
 
-def by_option(words: Sequence[str]) -> OwnOption:
-    return OwnOption(("--by",), f"Sum by {', '.join(words)}.  [default: {words[0]}]", "WORD")
+def by_option(groupings: Sequence[str]) -> OwnOption:
+    return OwnOption(("--by",), f"Sum by {', '.join(groupings)}.  [default: {groupings[0]}]", "WORD")
 
 
 def hint_at_more(limit: int) -> str:

@@ -29,17 +29,17 @@ def _chosen(lease: Lease, options: Options) -> bool:
 
 def fetch(client: Client, options: Options) -> Screen:
     answer = client_for(client, options).leases(pool=bool(options.value("pool")))
-    found = [lease for lease in answer.leases if _chosen(lease, options)]
-    found.sort(key=lambda lease: lease.idle_since or 0.0)
+    leases = [lease for lease in answer.leases if _chosen(lease, options)]
+    leases.sort(key=lambda lease: lease.idle_since or 0.0)
     now = time.time()
-    permille = sum(grant.compute_permille for lease in found for grant in lease.grants)
+    permille = sum(grant.compute_permille for lease in leases for grant in lease.grants)
     return Screen(
-        rows=[_cells(lease, now) for lease in found],
-        items=[lease.to_json() for lease in found],
-        ids=[lease.id for lease in found],
+        rows=[_cells(lease, now) for lease in leases],
+        items=[lease.to_json() for lease in leases],
+        ids=[lease.id for lease in leases],
         simulated=answer.simulated,
         notes=[text.printable(note) for note in answer.notices],
-        last=f"{text.share(permille)} GPUs are held and run no kernel" if found else "no lease is idle",
+        last=f"{text.share(permille)} GPUs are held and run no kernel" if leases else "no lease is idle",
     )
 
 

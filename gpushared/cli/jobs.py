@@ -57,25 +57,25 @@ def _narrow(row: Row, output: str) -> Row:
 
 def fetch(client: Client, options: Options) -> Screen:
     array, ended = options.value("array"), bool(options.value("ended"))
-    found: list[Job] = []
+    found_jobs: list[Job] = []
     notices: Sequence[str] = ()
     simulated = False
     for page in Jobs(client).pages(
         ended=ended or bool(array), everybody=bool(options.value("all")), array_id=array
     ):
-        found += page.jobs
+        found_jobs += page.jobs
         notices = page.notices
         simulated = simulated or page.simulated
         if ended and not array and page.next_page_token:
-            notices = [*notices, f"only the last {len(found)} jobs are shown"]
+            notices = [*notices, f"only the last {len(found_jobs)} jobs are shown"]
             break  # what was over long ago is rarely meant
     if array:
-        found.sort(key=lambda job: job.array_index or 0)
+        found_jobs.sort(key=lambda job: job.array_index or 0)
     now = time.time()
     return Screen(
-        rows=[_narrow(job_row(job, now), options.output) for job in found],
-        items=[job.to_json() for job in found],
-        ids=[job.id for job in found],
+        rows=[_narrow(job_row(job, now), options.output) for job in found_jobs],
+        items=[job.to_json() for job in found_jobs],
+        ids=[job.id for job in found_jobs],
         simulated=simulated,
         notes=notices,
         extra={"notices": list(notices)},

@@ -52,12 +52,12 @@ def wait_for_move(client: Client, lease: Lease) -> Lease:
     return lease
 
 
-def wrong_state(client: Client, lease: Lease, wanted: str) -> StateConflict:
-    """Return the error for a lease in another state than wanted; its story's newest line has the reason."""
+def wrong_state(client: Client, lease: Lease, expected: str) -> StateConflict:
+    """Return the error for a lease in another state than expected; its story's newest line has the reason."""
     story = client.explain(lease.id).story
     why = f": {story[-1].text}" if story else ""
     return StateConflict(
-        f"{lease.id} is {lease.state}, not {wanted}{why}", hint=f"its story: gpushare why {lease.id}"
+        f"{lease.id} is {lease.state}, not {expected}{why}", hint=f"its story: gpushare why {lease.id}"
     )
 
 
@@ -100,14 +100,14 @@ def extend(lease: str, duration: str) -> int:
       gpushare extend l-7f3k 2h
       gpushare extend trainer 1d
     """
+    from gpushared.cli.ps import time_left
     from gpushared.domain.model.units import parse_duration
 
     with wrong_values():
         parse_duration(duration)
     client = Client()
     extended = client.extend(lease_id(client, lease), duration)
-    left = "" if extended.expires_at is None else f": {text.span(extended.expires_at - time.time())} left"
-    click.echo(text.printable(f"{extended.id}{left}"))
+    click.echo(text.printable(time_left(extended, time.time())))
     return 0
 
 
@@ -174,8 +174,9 @@ def resume(client: Client, name: str) -> str:
     lease = wait_for_move(client, client.resume(lease_id(client, name)))
     waiting = lease.waiting
     if lease.state == "suspended" and waiting is not None:
-        place, why = f"position {waiting.position} of {waiting.queue_length}", waiting.text or waiting.reason
-        say(f"{lease.id} waits for room, {place}: {why}", hint="it comes back by itself")
+        position = f"position {waiting.position} of {waiting.queue_length}"
+        why = waiting.text or waiting.reason
+        say(f"{lease.id} waits for room, {position}: {why}", hint="it comes back by itself")
     elif lease.state != "active":
         raise wrong_state(client, lease, "active")
     return lease.id
@@ -248,8 +249,7 @@ def resize(lease: str, gpu: str, gpu_memory: str, gpu_compute: str) -> int:
             with wrong_values(option_of(name)):
                 read_size(**{name: size})
     client = Client()
-    found = lease_id(client, lease)
-    answer = client.resize(found, **sizes)
+    answer = client.resize(lease_id(client, lease), **sizes)
     lines = [f"{answer.lease.id}: {answer.lease.asks}", *(f"  {effect}" for effect in answer.effects)]
     click.echo("\n".join(map(text.printable, lines)))
     return 0

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 
 from gpushared.cli.errors import wrong_values
-from gpushared.client.submit_words import LEASE_WORDS
+from gpushared.client.submit_parameters import LEASE_PARAMETERS
 from gpushared.domain.model.errors import RequestError
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpushared.cli.docker_args import RunWords
+    from gpushared.cli.docker_args import RunArguments
 
 _SIZES = ("gpu", "gpu_memory", "gpu_compute")
 _ANY_SIZE = "1"
@@ -38,26 +38,26 @@ def check_values(values: Mapping[str, object]) -> None:
         return
     from gpushared.domain.model.request_spec import RequestSpec, read_request
 
-    words = {name: _word(values[name]) for name in RequestSpec.__dataclass_fields__ if name in values}
-    words["preset"] = ""
-    if not any(words.get(name) for name in _SIZES):
-        words["gpu"] = _ANY_SIZE
+    texts = {name: _text(values[name]) for name in RequestSpec.__dataclass_fields__ if name in values}
+    texts["preset"] = ""
+    if not any(texts.get(name) for name in _SIZES):
+        texts["gpu"] = _ANY_SIZE
     try:
-        read_request(RequestSpec(**words), {})
+        read_request(RequestSpec(**texts), {})
     except RequestError:
-        for name, word in words.items():
+        for name, text in texts.items():
             size = {} if name in _SIZES else {"gpu": _ANY_SIZE}
-            if word:
+            if text:
                 with wrong_values(option_of(name)):
-                    read_request(RequestSpec(**size, **{name: word}), {})
+                    read_request(RequestSpec(**size, **{name: text}), {})
         with wrong_values():  # each value makes sense, and all of them together make none
             raise
 
 
 def option_of(name: str) -> str:
     """Return ``--away-from`` for the keyword argument ``away_from``."""
-    named = {word.argument: word.option for word in LEASE_WORDS}
-    return "--" + named.get(name, name.replace("_", "-"))
+    options = {parameter.argument: parameter.option for parameter in LEASE_PARAMETERS}
+    return "--" + options.get(name, name.replace("_", "-"))
 
 
 def _are_plain(values: Mapping[str, object]) -> bool:
@@ -65,49 +65,49 @@ def _are_plain(values: Mapping[str, object]) -> bool:
 
     To read all values as the daemon does takes longer to import than the rest of ``gpushare run``.
     """
-    words = ((name, _word(value)) for name, value in values.items() if name not in _NOT_READ)
-    return all(not word or (name in _PLAIN and _PLAIN[name](word)) for name, word in words)
+    texts = ((name, _text(value)) for name, value in values.items() if name not in _NOT_READ)
+    return all(not text or (name in _PLAIN and _PLAIN[name](text)) for name, text in texts)
 
 
-def _is_plain_gpu(word: str) -> bool:
+def _is_plain_gpu(text: str) -> bool:
     """Return True for ``1`` to ``9``, and ``0.01`` to ``0.99``."""
-    whole, dot, part = word.partition(".")
+    whole, dot, part = text.partition(".")
     digits = part if dot and whole == "0" and len(part) <= 2 else "" if dot else whole  # noqa: PLR2004 - places
     return digits.isascii() and digits.isdigit() and int(digits) > 0 and len(whole) == 1
 
 
-def _is_plain_time(word: str) -> bool:
+def _is_plain_time(text: str) -> bool:
     """Return True for ``1s`` to ``99d``."""
-    number = word[:-1]
-    return word[-1] in "smhd" and len(number) in {1, 2} and number.isascii() and number.strip("0").isdigit()
+    number = text[:-1]
+    return text[-1] in "smhd" and len(number) in {1, 2} and number.isascii() and number.strip("0").isdigit()
 
 
-def _is_number(word: str) -> bool:
-    return len(word) <= _MAX_DIGITS and word.isascii() and word.isdigit()
+def _is_number(text: str) -> bool:
+    return len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
 
 
 _PLAIN: Mapping[str, Callable[[str], bool]] = {
     "gpu": _is_plain_gpu,
     "time": _is_plain_time,
-    "lease_class": lambda word: word in {"build", "train", "infer"},
-    "project": lambda word: len(word) <= _MAX_PROJECT,
+    "lease_class": lambda text: text in {"build", "train", "infer"},
+    "project": lambda text: len(text) <= _MAX_PROJECT,
     "host_cpu_milli": _is_number,
-    "host_memory_bytes": lambda word: word.isdigit() and len(word) <= _MAX_DIGITS + 3,
+    "host_memory_bytes": lambda text: text.isdigit() and len(text) <= _MAX_DIGITS + 3,
 }
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return ",".join(value)
     return str(value or "")
 
 
-def cpu_milli(words: RunWords) -> int:
+def cpu_milli(args: RunArguments) -> int:
     """Return thousandths of a core by ``--cpus`` or ``--cpu-quota``; 0 if neither is a number."""
-    cpus = words.value("cpus")
+    cpus = args.value("cpus")
     if cpus:
         return math.ceil(float(cpus) * 1000) if re.fullmatch(_CPUS, cpus, re.ASCII) else 0
-    quota, period = words.value("cpu-quota"), words.value("cpu-period") or DEFAULT_PERIOD
+    quota, period = args.value("cpu-quota"), args.value("cpu-period") or DEFAULT_PERIOD
     if not quota or not all(re.fullmatch(_MICROSECONDS, each, re.ASCII) for each in (quota, period)):
         return 0
     if not int(period):
@@ -115,8 +115,8 @@ def cpu_milli(words: RunWords) -> int:
     return -(-int(quota) * 1000 // int(period))
 
 
-def memory_bytes(words: RunWords) -> int:
+def memory_bytes(args: RunArguments) -> int:
     """Return bytes by ``--memory``, a number alone being bytes; 0 if it is no size, which docker will say."""
-    memory = words.value("memory")
+    memory = args.value("memory")
     match = re.fullmatch(_MEMORY, memory, re.ASCII | re.IGNORECASE) if memory else None
     return int(float(match[1]) * 1024 ** _POWERS[match[2].lower()]) if match else 0

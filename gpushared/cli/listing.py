@@ -94,33 +94,38 @@ class Listing(NamedTuple):
 
 
 def read_plain(
-    words: Sequence[str], *, has_ended: bool, own_options: Sequence[OwnOption] = ()
+    argv: Sequence[str], *, has_ended: bool, own_options: Sequence[OwnOption] = ()
 ) -> Options | None:
-    """Read the options from plain words; None leaves the words to click.
+    """Read the options from plain arguments; None leaves the arguments to click.
 
     Click's import takes as long as a whole plain listing. Help, mistakes and rare spellings may take that
     time; `tests/cli/test_listing_options.py` holds both readers to the same result.
     """
     options, quiet = Options(), False
-    left = list(words)
-    by_name = {name: one for one in own_options for name in one.names}
+    rest = list(argv)
+    by_name = {name: option for option in own_options for name in option.names}
     values: dict[str, str] = {}
-    while left:
-        word = left.pop(0)
-        if word in {"-q", "--quiet"}:
+    while rest:
+        arg = rest.pop(0)
+        if arg in {"-q", "--quiet"}:
             quiet = True
-        elif word == "--no-headers":
+        elif arg == "--no-headers":
             options = options._replace(headers=False)
-        elif word in {"-a", "--all"} and has_ended:
+        elif arg in {"-a", "--all"} and has_ended:
             options = options._replace(ended=True)
-        elif word in {"-o", "--output"} and left:
-            options = options._replace(output=left.pop(0))
-        elif (one := by_name.get(word)) is not None and (left or one.metavar is None):
-            values[one.key] = left.pop(0) if one.metavar else "true"
+        elif arg in {"-o", "--output"} and rest:
+            options = options._replace(output=rest.pop(0))
+        elif (option := by_name.get(arg)) is not None and (rest or option.metavar is None):
+            values[option.key] = rest.pop(0) if option.metavar else "true"
         else:
             return None
     options = options._replace(own_values=frozenset(values.items()))
     return options._replace(output="ids") if quiet else options
+
+
+def own_values_of(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Return ``Options.own_values`` for values by name as click gives them: None, a text, or a bool."""
+    return frozenset((name, "true" if value is True else value) for name, value in values.items() if value)
 
 
 def client_for(client: Client, options: Options) -> Client:
@@ -147,7 +152,7 @@ def write(listing: Listing, options: Options, fetch: Callable[[], Screen]) -> in
     columns = _columns(listing, options.output, in_pool=bool(options.value("pool")))
     screen = fetch()
     if options.output == "ids":
-        shown = "".join(f"{word}\n" for word in screen.ids)
+        shown = "".join(f"{item_id}\n" for item_id in screen.ids)
     elif columns is None:
         shown = _for_programs(listing, screen, options)
     else:
@@ -169,14 +174,14 @@ def _columns(listing: Listing, output: str, *, in_pool: bool) -> Sequence[Column
             f"{output[:_SHOWN]!r} is not an output",
             hint="-o table, wide, json, jsonl, csv, ids or columns=NAME,...",
         )
-    known = {column.key: column for column in listing.columns}
-    wanted = [name.strip().lower() for name in names.split(",")]
-    for name in wanted:
-        if name not in known:
+    by_key = {column.key: column for column in listing.columns}
+    keys = [key.strip().lower() for key in names.split(",")]
+    for key in keys:
+        if key not in by_key:
             raise UsageError(
-                f"{listing.name} has no column {name[:_SHOWN]!r}", hint="columns: " + ", ".join(known)
+                f"{listing.name} has no column {key[:_SHOWN]!r}", hint="columns: " + ", ".join(by_key)
             )
-    return [known[name] for name in wanted]
+    return [by_key[key] for key in keys]
 
 
 def _for_programs(listing: Listing, screen: Screen, options: Options) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from gpushared.cli import complete
-from gpushared.cli.listing import Listing, Options, OwnOption, show
+from gpushared.cli.listing import Listing, Options, OwnOption, own_values_of, show
 
 
 def listing_command(listing: Listing, summary: str) -> click.Command:
@@ -22,11 +20,9 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
         explain: bool = False,
         **own: str | bool | None,
     ) -> int:
-        chosen = "ids" if quiet else output
-        own_values = frozenset(
-            (name, "true" if value is True else value) for name, value in own.items() if value
-        )
-        options = Options(chosen, headers=not no_headers, ended=ended, explain=explain, own_values=own_values)
+        own_values = own_values_of(own)
+        output = "ids" if quiet else output
+        options = Options(output, headers=not no_headers, ended=ended, explain=explain, own_values=own_values)
         return show(listing, options)
 
     params: list[click.Parameter] = [
@@ -48,8 +44,7 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
         )
     if listing.explains:
         params.insert(0, click.Option(["--explain"], is_flag=True, help="Explain each wait in full."))
-    own = [click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in listing.own_options]
-    params = [*own, *params]
+    params = [*map(click_option, listing.own_options), *params]
     columns = "\b\nColumns: " + ", ".join(c.key for c in listing.columns if not c.wide)
     wide = ", ".join(c.key for c in listing.columns if c.wide)
     return click.Command(
@@ -61,6 +56,7 @@ def listing_command(listing: Listing, summary: str) -> click.Command:
     )
 
 
-def kind_of(one: OwnOption) -> dict[str, Any]:
-    """Return what click calls an option with a value, or a switch."""
-    return {"is_flag": True} if one.metavar is None else {"metavar": one.metavar}
+def click_option(option: OwnOption) -> click.Option:
+    is_flag = option.metavar is None
+    names = [*option.names, option.key]
+    return click.Option(names, metavar=option.metavar, is_flag=is_flag, help=option.help)

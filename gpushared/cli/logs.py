@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING
 import click
 
 from gpushared.api.v1.messages import Job
-from gpushared.cli import complete, docker_cli, job_places
+from gpushared.cli import complete, docker_cli
 from gpushared.cli.errors import say
+from gpushared.cli.job_endpoints import DockerEndpoint, become, has_terminal, newest_output
 from gpushared.cli.options import WholeNumber
-from gpushared.cli.references import container_named
+from gpushared.cli.references import container_named, job_id
 from gpushared.cli.relay import fork_relay
 from gpushared.cli.result import run_as_child
 from gpushared.client import Client
+from gpushared.client.jobs import Jobs
 
 if TYPE_CHECKING:
     from gpushared.cli.runs import Run
 
-from gpushared.cli.references import job_id
-from gpushared.client.jobs import Jobs
-
 BROKEN = 1
 """``docker logs`` ends with this code for any failure."""
+_rank_option = click.option(
+    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
+)
 
 
 @click.command("logs")
@@ -32,9 +34,7 @@ BROKEN = 1
 @click.option(
     "--since", metavar="WHEN", help="Show only output since a time or a duration ago, as docker logs."
 )
-@click.option(
-    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
-)
+@_rank_option
 @click.option(
     "--attempt",
     metavar="N",
@@ -64,20 +64,20 @@ def logs(
       gpushare logs --attempt 1 k3m9x0p2qa
       gpushare logs -f --tail 20 trainer
     """
-    words = ["--follow"] * follow + ["--timestamps"] * timestamps
-    words += [f"--tail={tail}"] if tail else []
-    words += [f"--since={since}"] if since else []
-    place = container_named(Client(), job, rank, lambda one: attempt or _newest(one))
+    options = ["--follow"] * follow + ["--timestamps"] * timestamps
+    options += [f"--tail={tail}"] if tail else []
+    options += [f"--since={since}"] if since else []
+    endpoint = container_named(Client(), job, rank, lambda named_job: attempt or _newest(named_job))
     if not follow:
-        job_places.become(place, "logs", *words)
-    return _follow(place, words, job)
+        become(endpoint, "logs", *options)
+    return _follow(endpoint, options, job)
 
 
-def _follow(place: job_places.DockerEndpoint, words: list[str], job: str) -> int:
+def _follow(endpoint: DockerEndpoint, options: list[str], job: str) -> int:
     """Return docker's exit code; return 125, and say how to go on, if docker lost the output before its end."""
     program = docker_cli.find_docker()
-    command = [program, "logs", *words, place.container]
-    code = run_as_child(command, docker_cli.environment_for(place.host))
+    command = [program, "logs", *options, endpoint.container]
+    code = run_as_child(command, docker_cli.environment_for(endpoint.host))
     if code == BROKEN:
         say(f"docker ended before the output of {job} did; to go on: gpushare logs -f {job}")
         return docker_cli.FAILED
@@ -86,7 +86,7 @@ def _follow(place: job_places.DockerEndpoint, words: list[str], job: str) -> int
 
 def _newest(job: Job) -> int:
     """Return the newest attempt that has run, and tell if another one is to come or under way."""
-    newest = job_places.newest_output(job)
+    newest = newest_output(job)
     if job.started_at is None and job.tries:
         say(f"{job.id} is {job.state}; this is the output of attempt {newest}")
     return newest
@@ -96,9 +96,7 @@ def _newest(job: Job) -> int:
 @click.option(
     "--detach-keys", metavar="KEYS", help="The keys that detach and leave it running, as docker attach."
 )
-@click.option(
-    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
-)
+@_rank_option
 @click.argument("job", shell_complete=complete.outputs)
 def attach(job: str, detach_keys: str | None, rank: int) -> int:
     """Attach this terminal to the container of a job that runs, by becoming `docker attach`.
@@ -110,24 +108,22 @@ def attach(job: str, detach_keys: str | None, rank: int) -> int:
     Examples:
       gpushare attach k3m9x0p2qa
     """
-    words = [f"--detach-keys={detach_keys}"] if detach_keys else []
+    options = [f"--detach-keys={detach_keys}"] if detach_keys else []
     client = Client()
-    place = container_named(client, job, rank)
+    endpoint = container_named(client, job, rank)
 
     def run() -> Run:
         from gpushared.cli.runs import NamedRun
 
         return NamedRun(client, job, rank)
 
-    path = fork_relay(run, place.host.removeprefix("unix://"), terminal=job_places.has_terminal(place))
-    job_places.become(place._replace(host=f"unix://{path}"), "attach", *words)
+    path = fork_relay(run, endpoint.host.removeprefix("unix://"), terminal=has_terminal(endpoint))
+    become(endpoint._replace(host=f"unix://{path}"), "attach", *options)
 
 
 @click.command("docker-host")
 @click.argument("job", shell_complete=complete.jobs)
-@click.option(
-    "--rank", metavar="N", type=WholeNumber(0), default=0, help="The part of a job on several nodes, from 0."
-)
+@_rank_option
 def docker_host(job: str, rank: int) -> None:
     """Print a DOCKER_HOST that leads to the node that runs JOB, as you.
 
@@ -138,5 +134,5 @@ def docker_host(job: str, rank: int) -> None:
       DOCKER_HOST=$(gpushare docker-host JOB) docker exec -it CONTAINER bash
     """
     client = Client()
-    found = job_id(client, job)
-    print(f"unix://{client.path}" if not found else Jobs(client).door(found, rank).host)
+    resolved_id = job_id(client, job)
+    print(f"unix://{client.path}" if not resolved_id else Jobs(client).door(resolved_id, rank).host)

@@ -60,9 +60,9 @@ def _leave(code: int) -> int:
     return code
 
 
-def _command(words: list[str]) -> int:
+def _command(argv: list[str]) -> int:
     """Run the hot commands without click, whose import takes longer than they; others with it."""
-    name, rest = (words[0], words[1:]) if words else ("", [])
+    name, rest = (argv[0], argv[1:]) if argv else ("", [])
     if COMPLETION_VARIABLE not in os.environ and name and not name.startswith("-"):
         from gpushared.client import Client
 
@@ -81,28 +81,28 @@ def _command(words: list[str]) -> int:
             return run_container(rest)
     from gpushared.cli.tree import invoke
 
-    return invoke(words)
+    return invoke(argv)
 
 
-def _run_listing(name: str, words: list[str]) -> int | None:
+def _run_listing(name: str, args: list[str]) -> int | None:
     """Return the exit code of a listing; None if click must read the words."""
     from importlib import import_module
 
     from gpushared.cli.listing import Listing, read_plain, show
 
     listing: Listing = import_module(f"gpushared.cli.{name}").LISTING
-    options = read_plain(words, has_ended=listing.has_ended, own_options=listing.own_options)
+    options = read_plain(args, has_ended=listing.has_ended, own_options=listing.own_options)
     return None if options is None else show(listing, options)
 
 
-def _run_top(words: list[str]) -> int | None:
+def _run_top(args: list[str]) -> int | None:
     """Return the exit code of ``gpushare top``; None if click must read the words."""
     from importlib import import_module
 
     from gpushared.cli.listing import Options, read_plain
 
     top = import_module("gpushared.cli.top.start")
-    options = read_plain(words, has_ended=False, own_options=top.OWN)
+    options = read_plain(args, has_ended=False, own_options=top.OWN)
     is_plain = options is not None and options == Options(own_values=options.own_values)
     code: int | None = top.start(options) if is_plain else None
     return code

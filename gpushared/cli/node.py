@@ -91,12 +91,14 @@ def leave() -> int:
     Examples:
       sudo gpushare node leave
     """
-    left = Client().leave_pool()
-    if not left.pool:
+    former = Client().leave_pool()
+    if not former.pool:
         click.echo("this machine is in no pool")
         return 0
-    click.echo(text.printable(f"this machine has left the pool {left.pool}, where it was node {left.node}"))
-    click.echo(text.printable(f"on the coordinator's machine: gpushare node forget {left.node} --is-off"))
+    click.echo(
+        text.printable(f"this machine has left the pool {former.pool}, where it was node {former.node}")
+    )
+    click.echo(text.printable(f"on the coordinator's machine: gpushare node forget {former.node} --is-off"))
     return 0
 
 

@@ -66,8 +66,8 @@ def _note(node: PoolNode, now: float) -> str:
 
 def notes(answer: NodeList, now: float) -> list[str]:
     """Return a line for each thing that is wrong, if anything is."""
-    found = [*answer.notices, *filter(None, (_note(node, now) for node in answer.nodes))]
-    return found + [
+    lines = [*answer.notices, *filter(None, (_note(node, now) for node in answer.nodes))]
+    return lines + [
         f"trouble: {node.name}: {trouble}"
         for node in answer.nodes
         for trouble in text.of_gpus((str(gpu.index), gpu.trouble) for gpu in node.gpus)

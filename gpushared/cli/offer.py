@@ -9,14 +9,14 @@ from typing import cast
 import click
 
 from gpushared.cli import text
-from gpushared.cli.docker_args import RunWords
+from gpushared.cli.docker_args import RunArguments
 from gpushared.cli.listing import write_items
 from gpushared.cli.options import output_option
 from gpushared.cli.ps import holding
 from gpushared.cli.run import RUN_OPTIONS
 from gpushared.cli.start import lease_fields
 from gpushared.client import Client, OfferAnswer
-from gpushared.client.submit_words import LeaseArguments
+from gpushared.client.submit_parameters import LeaseArguments
 
 OPTIONS = frozenset(
     {
@@ -32,9 +32,11 @@ STEPS = {
 }
 
 
-@click.command("offer", params=[one for one in RUN_OPTIONS if one.opts[0].removeprefix("--") in OPTIONS])
+@click.command(
+    "offer", params=[option for option in RUN_OPTIONS if option.opts[0].removeprefix("--") in OPTIONS]
+)
 @output_option("text", "json")
-def offer(*, output: str, **words: str | None) -> int:
+def offer(*, output: str, **values: str | None) -> int:
     """Show when and where a request would start if it were made now, and who would give way to it.
 
     Nothing is booked: the answer holds as long as nobody else comes and everybody uses their whole time.
@@ -44,8 +46,8 @@ def offer(*, output: str, **words: str | None) -> int:
       gpushare offer --gpu 0.5 --time 2h
       gpushare offer --gpu 2 --class build -o json
     """
-    ours = {name.replace("_", "-"): word for name, word in words.items() if word}
-    answer = Client().offer(**cast("LeaseArguments", lease_fields(RunWords(ours, (), ()))))
+    options = {name.replace("_", "-"): value for name, value in values.items() if value}
+    answer = Client().offer(**cast("LeaseArguments", lease_fields(RunArguments(options, (), ()))))
     write_items(
         output,
         "gpushare.offer/1",
@@ -60,9 +62,9 @@ def _lines(answer: OfferAnswer, now: float) -> Iterator[str]:
     yield f"{answer.asks}, {answer.lease_class}, of project {answer.project}: {_when(answer, now)}"
     if answer.grants:
         yield f"  where      {holding(answer)}"
-    for one in answer.gives_way:
-        how = STEPS.get(one.step, one.step)
-        yield f"  gives way  {one.lease_id} of {one.owner} ({one.asks}, project {one.project}): {how}"
+    for lease in answer.gives_way:
+        how = STEPS.get(lease.step, lease.step)
+        yield f"  gives way  {lease.lease_id} of {lease.owner} ({lease.asks}, project {lease.project}): {how}"
     if answer.why:
         yield f"  because    {answer.why}"
     if answer.waiting is not None:

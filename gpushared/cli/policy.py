@@ -9,7 +9,7 @@ import click
 from gpushared.api.v1.admin_messages import PolicyExplanation, PolicyFinding, PolicyRules
 from gpushared.cli import complete, docker_args, docker_cli
 from gpushared.cli.capture import Captured, capture
-from gpushared.cli.docker_args import RUN_ALONE, RunWords, split
+from gpushared.cli.docker_args import RUN_ALONE, RunArguments, split
 from gpushared.cli.errors import UsageError
 from gpushared.cli.listing import write_items
 from gpushared.cli.options import output_option
@@ -40,14 +40,14 @@ def policy() -> None:
 @output_option("text", "json")
 @_JSON
 @click.argument(
-    "words",
+    "argv",
     shell_complete=complete.files,
     nargs=-1,
     required=True,
     type=click.UNPROCESSED,
     metavar="DOCKER-RUN-ARGUMENTS...",
 )
-def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) -> int:
+def explain(*, user: str, output: str, as_json: bool, argv: tuple[str, ...]) -> int:
     """Say of each option of a docker run whether it is allowed, set, dropped or refused here, and why.
 
     Docker itself reads the words; nothing is created. The exit code is 1 where it would be refused.
@@ -59,7 +59,7 @@ def explain(*, user: str, output: str, as_json: bool, words: tuple[str, ...]) ->
       gpushare policy explain -o json -- -p 80:80 IMAGE
     """
     client = Client()
-    captured = _capture(client, words)
+    captured = _capture(client, argv)
     answer = client.explain_policy(captured.body, captured.version, user=user)
     write_items(
         "json" if as_json else output,
@@ -91,25 +91,26 @@ def show(*, output: str, as_json: bool) -> int:
 # --- what docker would send ----------------------------------------------------------------------------
 
 
-def _capture(client: Client, args: Sequence[str]) -> Captured:
-    words = split(args, docker_args.RUN._replace(command="policy explain"))
-    if not words.image:
+def _capture(client: Client, argv: Sequence[str]) -> Captured:
+    args = split(argv, docker_args.RUN._replace(command="policy explain"))
+    if not args.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")
-    return capture(docker_cli.find_docker(), _create_words(words), docker_cli.api_version_of(client))
+    return capture(docker_cli.find_docker(), _create_argv(args), docker_cli.api_version_of(client))
 
 
-def _create_words(words: RunWords) -> list[str]:
-    labels = [f"--label=gpushare.{name}={words.ours[name]}" for name in _LABELLED if words.ours.get(name)]
-    return [*labels, *words.docker_without(*RUN_ALONE)]
+def _create_argv(args: RunArguments) -> list[str]:
+    options = args.own_options
+    labels = [f"--label=gpushare.{name}={options[name]}" for name in _LABELLED if options.get(name)]
+    return [*labels, *args.docker_without(*RUN_ALONE)]
 
 
 # --- for people ----------------------------------------------------------------------------------------
 
 
 def _explanation_lines(answer: PolicyExplanation) -> Iterator[str]:
-    for one in sorted(answer.findings, key=lambda one: _ORDER.index(one.verdict)):
-        yield from _lines(one)
-    refused = sum(one.verdict == "refused" for one in answer.findings)
+    for finding in sorted(answer.findings, key=lambda finding: _ORDER.index(finding.verdict)):
+        yield from _lines(finding)
+    refused = sum(finding.verdict == "refused" for finding in answer.findings)
     if not answer.judged:
         yield "You are trusted here: only your ways to GPUs are judged. --as USER judges all."
     if answer.passes:
@@ -118,11 +119,11 @@ def _explanation_lines(answer: PolicyExplanation) -> Iterator[str]:
         yield f"It would be refused, by the policy {answer.preset}: {refused} of the above."
 
 
-def _lines(one: PolicyFinding) -> Iterator[str]:
-    name = one.option or one.field or "the request"
-    values = " -> ".join(_short(value) for value in dict.fromkeys((one.asked, one.given)) if value)
-    yield f"{one.verdict:8}  {name:18}  {values}".rstrip()
-    for more in (one.why, one.hint):
+def _lines(finding: PolicyFinding) -> Iterator[str]:
+    name = finding.option or finding.field or "the request"
+    values = " -> ".join(_short(value) for value in dict.fromkeys((finding.asked, finding.given)) if value)
+    yield f"{finding.verdict:8}  {name:18}  {values}".rstrip()
+    for more in (finding.why, finding.hint):
         if more:
             yield f"{'':8}  {'':18}  {more}"
 

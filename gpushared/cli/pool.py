@@ -118,12 +118,12 @@ def token(node: str, valid: str, realms: tuple[str, ...], quiet: bool) -> int:
       gpushare pool token --node ws3
       gpushare pool token --node ws3 --realm cluster --valid 1d -q > token
     """
-    made = PoolClient().create_join_token(node=node, realms=realms, valid_seconds=_seconds(valid))
-    click.echo(made.token)
+    new_token = PoolClient().create_join_token(node=node, realms=realms, valid_seconds=_seconds(valid))
+    click.echo(new_token.token)
     if not quiet:
-        name = f" --name {made.node}" if made.node else ""
+        name = f" --name {new_token.node}" if new_token.node else ""
         click.echo(
-            f"it is good for one machine, until {text.clock(made.expires_at, time.time())}; there, with the "
+            f"it is good for one machine, until {text.clock(new_token.expires_at, time.time())}; there, with the "
             f"line above in a file:\n  gpushare node join {os.uname().nodename} --token-file FILE{name}",
             err=True,
         )
@@ -156,16 +156,16 @@ def api_token(person: str, scopes: tuple[str, ...], valid: str, description: str
       gpushare pool api-token --person ada --scope submit,read --valid 12h
       gpushare pool api-token --person ci --valid 30d --description "nightly tests" -q > token
     """
-    words = [word.strip() for scope in scopes for word in scope.split(",") if word.strip()]
-    made = PoolClient().create_api_token(
-        person=person, scopes=words, valid_seconds=_seconds(valid), description=description
+    scope_names = [name.strip() for scope in scopes for name in scope.split(",") if name.strip()]
+    new_token = PoolClient().create_api_token(
+        person=person, scopes=scope_names, valid_seconds=_seconds(valid), description=description
     )
-    click.echo(made.token)
+    click.echo(new_token.token)
     if not quiet:
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made.expires_at))
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(new_token.expires_at))
         click.echo(
-            f"it speaks for {made.person} ({', '.join(made.scopes)}) until {until}; to end it before: "
-            f"gpushare pool revoke {made.id}",
+            f"it speaks for {new_token.person} ({', '.join(new_token.scopes)}) until {until}; to end it before: "
+            f"gpushare pool revoke {new_token.id}",
             err=True,
         )
     return 0
@@ -183,35 +183,35 @@ def tokens(output: str) -> int:
     """
     client, now = PoolClient(), time.time()
     joins, apis = client.join_tokens(), client.api_tokens()
-    items = [{"kind": "join", **one.to_json()} for one in joins]
-    items += [{"kind": "api", **one.to_json()} for one in apis]
-    rows = [_join_row(one, now) for one in joins] + [_api_row(one, now) for one in apis]
+    items = [{"kind": "join", **token.to_json()} for token in joins]
+    items += [{"kind": "api", **token.to_json()} for token in apis]
+    rows = [_join_row(token, now) for token in joins] + [_api_row(token, now) for token in apis]
     lines = table.lines(_COLUMNS, rows, headers=True, colour=False)
     write_items(output, "gpushare.tokens/1", items, lines)
     return 0
 
 
-def _join_row(one: JoinToken, now: float) -> Row:
-    state = f"used by {one.used_by}" if one.used_at else _state(one.revoked, one.expires_at, now)
+def _join_row(token: JoinToken, now: float) -> Row:
+    state = f"used by {token.used_by}" if token.used_at else _state(token.revoked, token.expires_at, now)
     return {
-        "id": one.id,
+        "id": token.id,
         "kind": "join",
-        "for": one.node or "any node",
+        "for": token.node or "any node",
         "state": state,
-        "last used": _ago(one.used_at, now),
-        "description": f"realms {','.join(one.realms)}" if one.realms else "",
+        "last used": _ago(token.used_at, now),
+        "description": f"realms {','.join(token.realms)}" if token.realms else "",
     }
 
 
-def _api_row(one: ApiToken, now: float) -> Row:
+def _api_row(token: ApiToken, now: float) -> Row:
     return {
-        "id": one.id,
+        "id": token.id,
         "kind": "api",
-        "for": one.person,
-        "scopes": ",".join(one.scopes),
-        "state": _state(one.revoked, one.expires_at, now),
-        "last used": _ago(one.used_at, now),
-        "description": one.description,
+        "for": token.person,
+        "scopes": ",".join(token.scopes),
+        "state": _state(token.revoked, token.expires_at, now),
+        "last used": _ago(token.used_at, now),
+        "description": token.description,
     }
 
 
@@ -312,32 +312,32 @@ def status(output: str) -> int:
       gpushare pool status
       gpushare pool status -o json
     """
-    found = PoolClient().status()
-    write_items(output, "gpushare.pool/1", [found.to_json()], list(_status_lines(found)))
+    answer = PoolClient().status()
+    write_items(output, "gpushare.pool/1", [answer.to_json()], list(_status_lines(answer)))
     return 0
 
 
-def _status_lines(found: PoolStatus) -> Iterator[str]:
-    stands_by = found.role == "standby"
+def _status_lines(status: PoolStatus) -> Iterator[str]:
+    stands_by = status.role == "standby"
     yield from (
-        f"pool {found.pool}: "
-        + ("this coordinator stands by" if stands_by else _PHASES.get(found.phase, found.phase)),
-        f"  nodes    {found.nodes}",
-        f"  jobs     {found.running} running, {found.queued} queued",
-        f"  since    {text.span(time.time() - (found.started_at or time.time()))}, epoch {found.epoch}",
+        f"pool {status.pool}: "
+        + ("this coordinator stands by" if stands_by else _PHASES.get(status.phase, status.phase)),
+        f"  nodes    {status.nodes}",
+        f"  jobs     {status.running} running, {status.queued} queued",
+        f"  since    {text.span(time.time() - (status.started_at or time.time()))}, epoch {status.epoch}",
     )
     if stands_by:
-        yield f"  age      {found.age_seconds:.1f} s: how old what this one knows is"
-    for one in found.coordinators:
-        role = "leads" if one.leads else "standby" if one.runs else "away"
-        yield f"  {role:8} {one.name} ({one.address}), gpushared {one.version}"
-    if found.store_members:
-        healthy = sum(one.healthy for one in found.store_members)
-        yield f"  store    etcd, {healthy} of {len(found.store_members)} members healthy"
-    for member in found.store_members:
+        yield f"  age      {status.age_seconds:.1f} s: how old what this one knows is"
+    for coordinator in status.coordinators:
+        role = "leads" if coordinator.leads else "standby" if coordinator.runs else "away"
+        yield f"  {role:8} {coordinator.name} ({coordinator.address}), gpushared {coordinator.version}"
+    if status.store_members:
+        healthy = sum(member.healthy for member in status.store_members)
+        yield f"  store    etcd, {healthy} of {len(status.store_members)} members healthy"
+    for member in status.store_members:
         leads = ", leads" if member.leads else ""
         size = f"{member.version}, {member.size_bytes / 2**20:.0f} MiB{leads}" if member.version else ""
         facts = "; ".join(filter(None, [size, member.problem])) or "serves; its version is not told"
         yield f"  etcd     {member.endpoint}: {facts}"
-    yield from (f"  waits    for node {node}" for node in found.awaited_nodes)
-    yield from (f"  trouble  {trouble}" for trouble in found.troubles)
+    yield from (f"  waits    for node {node}" for node in status.awaited_nodes)
+    yield from (f"  trouble  {trouble}" for trouble in status.troubles)

@@ -1,4 +1,4 @@
-"""Run ``gpushare run --pool`` and ``--node``: get a place in the pool, then become docker through a tunnel.
+"""Run ``gpushare run --pool`` and ``--node``: get a lease in the pool, then become docker through a tunnel.
 
 The container is made on the node that has the room, by the ordinary docker CLI here: terminal, signals,
 resizes and the exit code are docker's own, as on this machine.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpushared.api.v1.messages import DoorAnswer, Job
 from gpushared.cli import docker_cli
-from gpushared.cli.docker_args import RunWords, refuse_ways_around
+from gpushared.cli.docker_args import RunArguments, refuse_ways_around
 from gpushared.cli.errors import UsageError, say
 from gpushared.cli.relay import fork_relay
 from gpushared.cli.start import (
@@ -39,59 +39,59 @@ FIRST_SECONDS = 1.0
 _NOT_ELSEWHERE = ("result-file", "restart-on-fault", "after", "near", "away-from")
 
 
-def run_in_pool(words: RunWords) -> int:
+def run_in_pool(args: RunArguments) -> int:
     """Become ``docker run``; return, with the exit code, only if docker does not start."""
     for name in _NOT_ELSEWHERE:
-        if name in words.ours:
+        if name in args.own_options:
             raise UsageError(f"--{name} cannot be used for a container in the pool", hint="leave it out")
-    refuse_ways_around(words)
+    refuse_ways_around(args)
     client = Client()
-    check_privileges(client, words)
-    place = PoolPlace(client, words)
+    check_privileges(client, args)
+    reservation = PoolReservation(client, args)
     program = docker_cli.find_docker()
-    print_warnings(words)
+    print_warnings(args)
     try:
         with signals_interrupt():
-            code, _ = refusal_of(program, words, client)
+            code, _ = refusal_of(program, args, client)
             if code:
                 return code
-            place.ask()
-            place.wait()
-            _become(program, place, words)
+            reservation.ask()
+            reservation.wait()
+            _become(program, reservation, args)
     except Interrupted as error:
-        place.find()
-        place.leave()
+        reservation.find()
+        reservation.leave()
         say(f"left the queue ({signal.Signals(error.exit_code - 128).name})")
         return error.exit_code
     except GpushareError:
-        place.leave()
+        reservation.leave()
         raise
     except OSError as error:
-        place.leave()
+        reservation.leave()
         raise NotFound(f"docker cannot be started: {error.strerror}", hint=program) from error
 
 
-def _become(program: str, place: PoolPlace, words: RunWords) -> NoReturn:
-    endpoint = place.endpoint or place.jobs.door(place.job.id)
+def _become(program: str, reservation: PoolReservation, args: RunArguments) -> NoReturn:
+    endpoint = reservation.endpoint or reservation.jobs.door(reservation.job.id)
     path = endpoint.host.removeprefix("unix://")
-    if not words.is_set("detach"):
-        path = fork_relay(place.run, path, terminal=words.is_set("tty"))
+    if not args.is_set("detach"):
+        path = fork_relay(reservation.run, path, terminal=args.is_set("tty"))
     docker_cli.become(
-        program, docker_cli.run_words(words, endpoint.lease_id), docker_cli.environment_for(f"unix://{path}")
+        program, docker_cli.run_command(args, endpoint.lease_id), docker_cli.environment_for(f"unix://{path}")
     )
 
 
-class PoolPlace:
+class PoolReservation:
     """Bring a job without a container of its own from the pool's queue to a reserved lease on some node."""
 
-    def __init__(self, client: Client, words: RunWords) -> None:
+    def __init__(self, client: Client, args: RunArguments) -> None:
         self.jobs = Jobs(client)
         self.job = Job({})
         self.endpoint: DoorAnswer | None = None
-        self._fields = _submit_fields(words)
+        self._fields = _submit_fields(args)
         self._has_asked = False
-        self._max_wait = max_wait_seconds(words)
-        self._progress = Progress(sys.stderr, advice_of(words))
+        self._max_wait = max_wait_seconds(args)
+        self._progress = Progress(sys.stderr, advice_of(args))
         self._client = client
         if client.retries is not None:
             client.retries.tell = self._progress.lost
@@ -110,7 +110,7 @@ class PoolPlace:
         self.job, self.endpoint = answer.job, answer.door
 
     def _submit_and_get(self) -> None:
-        """Submit and then ask for the place, as a daemon of the version before needs it."""
+        """Submit and then ask for the job, as a daemon of the version before needs it."""
         answer = self.jobs.submit(**self._fields)
         for note in answer.notes:
             say(note)
@@ -119,7 +119,7 @@ class PoolPlace:
     def wait(self) -> None:
         """Wait until the job has its lease. Raises StateConflict if it will get none, MaxWaitReached."""
         since = time.monotonic()
-        deadline = None if self._max_wait is None else time.monotonic() + self._max_wait
+        deadline = None if self._max_wait is None else since + self._max_wait
         while not self._is_reserved():
             if not self.job.is_over:  # else its end is said, and only once
                 self._progress.job(self.job)
@@ -164,19 +164,19 @@ class PoolPlace:
         )
 
 
-def _submit_fields(words: RunWords) -> dict[str, Any]:
-    lease = lease_fields(words)
+def _submit_fields(args: RunArguments) -> dict[str, Any]:
+    lease = lease_fields(args)
     lease["class"] = lease.pop("lease_class")
     lease["requeue"] = False  # its client is attached to it
     lease["ends_with_caller"] = True
     return {
         "request_id": os.urandom(16).hex(),
         "lease": lease,
-        "image": words.image,
-        "platform": words.value("platform"),
-        "pull": words.value("pull"),
+        "image": args.image,
+        "platform": args.value("platform"),
+        "pull": args.value("pull"),
         "pool": True,
-        "node": words.ours.get("node", ""),
+        "node": args.own_options.get("node", ""),
         "interactive": True,
         "requeue": False,
     }

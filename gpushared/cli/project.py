@@ -44,19 +44,19 @@ def project() -> None:
 # --- ls ------------------------------------------------------------------------------------------------
 
 
-def _rows(one: Project) -> Iterator[Row]:
+def _rows(project: Project) -> Iterator[Row]:
     """Return a row for the project, and one for each model with a quota of its own."""
-    general, *models = one.quotas or (Quota({}),)
+    general, *models = project.quotas or (Quota({}),)
     yield {
-        "project": one.name,
-        "members": ",".join(one.users),
-        "weight": f"{one.weight:g}",
+        "project": project.name,
+        "members": ",".join(project.users),
+        "weight": f"{project.weight:g}",
         **_quota_cells(general),
-        "holds": text.share(one.held_permille),
-        "used": f"{one.decayed_gpu_seconds / HOUR_SECONDS:.1f}",
-        "share": f"{one.use_ratio:.0%}",
-        "waits": str(len(one.waiting)),
-        "origin": one.origin,
+        "holds": text.share(project.held_permille),
+        "used": f"{project.decayed_gpu_seconds / HOUR_SECONDS:.1f}",
+        "share": f"{project.use_ratio:.0%}",
+        "waits": str(len(project.waiting)),
+        "origin": project.origin,
     }
     for quota in models:
         name = f"  on {quota.model}"
@@ -75,9 +75,9 @@ def _quota_cells(quota: Quota) -> Row:
 def fetch(client: Client, options: Options) -> Screen:  # noqa: ARG001 - a listing's signature
     answer = client.projects()
     return Screen(
-        rows=[row for one in answer.projects for row in _rows(one)],
-        items=[one.to_json() for one in answer.projects],
-        ids=[one.name for one in answer.projects],
+        rows=[row for project in answer.projects for row in _rows(project)],
+        items=[project.to_json() for project in answer.projects],
+        ids=[project.name for project in answer.projects],
         simulated=answer.simulated,
     )
 
@@ -132,53 +132,53 @@ def show(name: str, output: str) -> int:
     """
     client = Client()
     answer = client.projects()
-    found = next((one for one in answer.projects if one.name == name), None)
-    if found is None:
+    project = next((project for project in answer.projects if project.name == name), None)
+    if project is None:
         raise NotFound(f"there is no project {shown(name)}", hint="`gpushare project ls` lists them")
     leases = [lease for lease in client.leases().leases if lease.project == name]
-    item = {**found.to_json(), "leases": [lease.to_json() for lease in leases]}
-    idle = [*_idle("idle", found.idle), *_idle("quiet", found.quiet_idle)]
-    lines = [*_facts(found), *idle, *_leases(leases)]
+    item = {**project.to_json(), "leases": [lease.to_json() for lease in leases]}
+    idle = [*_idle("idle", project.idle), *_idle("quiet", project.quiet_idle)]
+    lines = [*_facts(project), *idle, *_leases(leases)]
     write_items(output, "gpushare.project/1", [item], lines, simulated=answer.simulated)
     return 0
 
 
-def _facts(one: Project) -> Iterator[str]:
-    yield f"{one.name}: {_ORIGINS.get(one.origin, one.origin)}"
-    yield f"  members  {', '.join(one.users) or text.MISSING}"
-    yield f"  weight   {one.weight:g}"
-    for quota in one.quotas:
+def _facts(project: Project) -> Iterator[str]:
+    yield f"{project.name}: {_ORIGINS.get(project.origin, project.origin)}"
+    yield f"  members  {', '.join(project.users) or text.MISSING}"
+    yield f"  weight   {project.weight:g}"
+    for quota in project.quotas:
         where = f" on {quota.model}" if quota.model else ""
-        yield f"  quota    {quota_words(quota)}{where}; holds {text.share(quota.held_permille)}"
-    used = one.decayed_gpu_seconds / HOUR_SECONDS
-    yield f"  used     {used:.1f} GPU-hours lately, {one.use_ratio:.0%} of all"
+        yield f"  quota    {quota_text(quota)}{where}; holds {text.share(quota.held_permille)}"
+    used = project.decayed_gpu_seconds / HOUR_SECONDS
+    yield f"  used     {used:.1f} GPU-hours lately, {project.use_ratio:.0%} of all"
 
 
-def quota_words(quota: Quota) -> str:
+def quota_text(quota: Quota) -> str:
     """Return ``guaranteed 2, limit 4, fixed 1``."""
-    words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
+    parts = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
     limit = quota.limit_permille
-    words.append("no limit" if limit is None else f"limit {text.share(limit)}")
-    words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
-    return ", ".join(words)
+    parts.append("no limit" if limit is None else f"limit {text.share(limit)}")
+    parts += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
+    return ", ".join(parts)
 
 
-def _idle(word: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
+def _idle(title: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
     """Word the idle policies, with classes of the same policy on one line."""
     classes: dict[str, list[str]] = {}
-    for one in policies:
-        classes.setdefault(_idle_words(one), []).append(one.lease_class)
-    for words, names in classes.items():
-        yield f"  {word:7}  {', '.join(names)}: {words}"
+    for policy in policies:
+        classes.setdefault(_idle_text(policy), []).append(policy.lease_class)
+    for schedule, names in classes.items():
+        yield f"  {title:7}  {', '.join(names)}: {schedule}"
 
 
-def _idle_words(one: IdlePolicy) -> str:
+def _idle_text(policy: IdlePolicy) -> str:
     """Return ``told after 30m, lowered after 1h, suspended after 2h``."""
-    words = [f"told after {text.span(one.warn_seconds)}"] if one.warn_seconds else []
-    words += [f"lowered after {text.span(one.lower_seconds)}"] if one.lower_seconds else []
-    ends = _ENDS.get(one.action)
-    words += [f"{ends} after {text.span(one.action_seconds)}"] if ends else []
-    return ", ".join(words) or "nothing is done"
+    steps = [f"told after {text.span(policy.warn_seconds)}"] if policy.warn_seconds else []
+    steps += [f"lowered after {text.span(policy.lower_seconds)}"] if policy.lower_seconds else []
+    ends = _ENDS.get(policy.action)
+    steps += [f"{ends} after {text.span(policy.action_seconds)}"] if ends else []
+    return ", ".join(steps) or "nothing is done"
 
 
 def _leases(leases: list[Lease]) -> Iterator[str]:
@@ -235,19 +235,19 @@ def set_(
     """
     quota = {"guaranteed": guaranteed, "limit": limit, "fixed": fixed}
     has_values = bool(any(quota.values()) or weight is not None or users or no_users)
-    _check_words(has_values=has_values, unset=unset, both=no_users and bool(users))
+    _check_options(has_values=has_values, unset=unset, both=no_users and bool(users))
     for option, amount in quota.items():
         if amount and (option, amount) != ("limit", NO_LIMIT):
             with wrong_values(f"--{option}"):
                 parse_gpus(amount)
     named = () if no_users else users or None
-    done = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
-    for line in _facts(done):
+    updated = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
+    for line in _facts(updated):
         click.echo(text.printable(line))
     return 0
 
 
-def _check_words(*, has_values: bool, unset: bool, both: bool) -> None:
+def _check_options(*, has_values: bool, unset: bool, both: bool) -> None:
     if both:
         raise UsageError("--user and --no-users exclude each other", hint="leave one of them out")
     if unset and has_values:

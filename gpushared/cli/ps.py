@@ -21,7 +21,7 @@ PAGE = 1000
 def lease_row(lease: Lease, now: float) -> Row:
     """Return a lease's cells, the same in every listing of leases."""
     memory = sum(grant.memory_bytes for grant in lease.grants)
-    left = lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
+    remaining_seconds = lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
     return {
         "lease": lease.id,
         "node": lease.node,
@@ -32,7 +32,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "memory": text.memory_pair(lease.memory_used_bytes, memory) if lease.grants else "",
         "wall": lease.memory_wall,
         "age": text.span(now - lease.created_at),
-        "left": text.span(left),
+        "left": text.span(remaining_seconds),
         "image": lease.image,
         "name": lease.container_name,
         "idle": text.span(now - lease.idle_since if lease.idle_since else None),
@@ -60,11 +60,11 @@ def share(lease: Lease | OfferAnswer) -> str:
     """Return ``0.25``, ``2x0.5``; whole GPUs are counted; ``25..100%`` where it may use more than its share."""
     if not lease.grants:
         return ""
-    count, one = len(lease.grants), lease.grants[0].compute_permille
-    if one == 1000:  # noqa: PLR2004 - permille of a whole GPU
+    count, permille = len(lease.grants), lease.grants[0].compute_permille
+    if permille == 1000:  # noqa: PLR2004 - permille of a whole GPU
         return str(count)
-    words = text.compute(one, lease.grants[0].compute_limit_permille)
-    return words if count == 1 else f"{count}x{words}"
+    portion = text.compute(permille, lease.grants[0].compute_limit_permille)
+    return portion if count == 1 else f"{count}x{portion}"
 
 
 def holding(lease: Lease | OfferAnswer) -> str:
@@ -72,6 +72,11 @@ def holding(lease: Lease | OfferAnswer) -> str:
     gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
     memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
     return f"{share(lease)} on {gpus}, {memory}"
+
+
+def time_left(lease: Lease, now: float) -> str:
+    """Return ``l-7f3k: 1h30m left``, or the id alone for a lease without a time limit."""
+    return lease.id if lease.expires_at is None else f"{lease.id}: {text.span(lease.expires_at - now)} left"
 
 
 def unmanaged_row(process: UnmanagedProcess) -> Row:
@@ -97,10 +102,12 @@ def _narrow(row: Row, output: str) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    answer, leases, more = _asked_for(client, options)
+    answer, leases, more = _fetch_leases(client, options)
     now = time.time()
     user = options.value("user")
-    unmanaged = [one for one in answer.unmanaged if not options.value("state") and user in {"", one.user}]
+    unmanaged = [
+        process for process in answer.unmanaged if not options.value("state") and user in {"", process.user}
+    ]
     rows = [_narrow(lease_row(lease, now), options.output) for lease in leases]
     return Screen(
         rows=rows + [unmanaged_row(process) for process in unmanaged],
@@ -113,24 +120,24 @@ def fetch(client: Client, options: Options) -> Screen:
     )
 
 
-def _asked_for(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
+def _fetch_leases(client: Client, options: Options) -> tuple[LeaseList, list[Lease], int]:
     """Return the first answer, all leases to show, and how many that are over are left out."""
     limit, since = options.limit(LIMIT, MAX_LIMIT), options.value("since")
     client = client_for(client, options)
     if options.value("pool") and (options.ended or since or options.value("limit")):
         raise UsageError("--pool shows no leases that are over", hint="gpushare history --pool does")
-    asked = partial(
+    fetch_page = partial(
         client.leases,
         ended=options.ended or bool(since or options.value("limit")),
         since=_moment(since) if since else 0.0,
         user=options.value("user"),
-        states=[one.strip() for one in options.value("state").split(",") if one.strip()],
+        states=[name.strip() for name in options.value("state").split(",") if name.strip()],
         pool=bool(options.value("pool")),
     )
-    first = answer = asked(limit=min(limit, PAGE))
+    first = answer = fetch_page(limit=min(limit, PAGE))
     leases, past = list(answer.leases), _over(answer)
     while answer.next_page_token and past < limit:
-        answer = asked(limit=min(limit - past, PAGE), page_token=answer.next_page_token)
+        answer = fetch_page(limit=min(limit - past, PAGE), page_token=answer.next_page_token)
         leases += answer.leases
         past += _over(answer)
     return first, leases, answer.more

@@ -62,9 +62,9 @@ def fetch(client: Client, options: Options) -> Screen:
 
     explained_leases = explained(client, screen.ids)
     return screen._replace(
-        items=[one.to_json() for one in explained_leases],
-        ids=[one.explanation.lease.id for one in explained_leases],
-        text_lines=[line for one in explained_leases for line in in_words(one, now)],
+        items=[entry.to_json() for entry in explained_leases],
+        ids=[entry.explanation.lease.id for entry in explained_leases],
+        text_lines=[line for entry in explained_leases for line in entry_lines(entry, now)],
     )
 
 
@@ -122,25 +122,25 @@ class QueueExplanation(NamedTuple):
 
 def explained(client: Client, ids: Sequence[str]) -> list[QueueExplanation]:
     """Return the explanations of the leases that still wait, in the queue's order."""
-    projects = {one.name: one for one in client.projects().projects}
-    found = []
+    projects = {project.name: project for project in client.projects().projects}
+    entries = []
     for lease in ids:
         with suppress(NotFound):
             explanation = client.explain(lease)
             if explanation.lease.waiting is not None:
-                found.append(QueueExplanation(explanation, projects.get(explanation.lease.project)))
-    return sorted(found, key=_position)
+                entries.append(QueueExplanation(explanation, projects.get(explanation.lease.project)))
+    return sorted(entries, key=_position)
 
 
-def _position(one: QueueExplanation) -> int:
-    waiting = one.explanation.lease.waiting
+def _position(entry: QueueExplanation) -> int:
+    waiting = entry.explanation.lease.waiting
     return waiting.position if waiting is not None else 0
 
 
-def in_words(one: QueueExplanation, now: float) -> Iterator[str]:
+def entry_lines(entry: QueueExplanation, now: float) -> Iterator[str]:
     from gpushared.cli.why import aside, container  # a plain listing does not need it
 
-    lease = one.explanation.lease
+    lease = entry.explanation.lease
     waiting = lease.waiting
     if waiting is None:
         return
@@ -150,9 +150,9 @@ def in_words(one: QueueExplanation, now: float) -> Iterator[str]:
     yield f"{waiting.position} of {waiting.queue_length}: {lease.id}, {facts}"
     yield from container(lease)
     yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"
-    yield from aside(one.explanation, now)
-    if one.project is not None:
-        yield f"  project  {_standing(one.project)}"
+    yield from aside(entry.explanation, now)
+    if entry.project is not None:
+        yield f"  project  {_standing(entry.project)}"
 
 
 def _standing(project: Project) -> str:
@@ -164,7 +164,7 @@ def _standing(project: Project) -> str:
 
 
 def _quota(quota: Quota) -> str:
-    words = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
-    words += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
-    words += [f"at most {text.share(quota.limit_permille)}"] if quota.limit_permille is not None else []
-    return " and ".join(words) + (f" on {quota.model}" if quota.model else "")
+    parts = [f"guaranteed {text.share(quota.guaranteed_permille)}"]
+    parts += [f"fixed {text.share(quota.fixed_permille)}"] if quota.fixed_permille else []
+    parts += [f"at most {text.share(quota.limit_permille)}"] if quota.limit_permille is not None else []
+    return " and ".join(parts) + (f" on {quota.model}" if quota.model else "")

@@ -313,9 +313,9 @@ class RelayedConnection:
         if wait in {ExitCodeWait.OVER, ExitCodeWait.NONE}:
             return False
         # If docker's wait broke too, the connection that takes the wait up again tells the user.
-        found = self._relay.finder.find(quietly=wait is ExitCodeWait.BROKEN)
-        upstream = self._attach(found.path) if found is not None and found.is_running else None
-        self._relay.has_given_up |= found is None
+        state = self._relay.finder.find(quietly=wait is ExitCodeWait.BROKEN)
+        upstream = self._attach(state.path) if state is not None and state.is_running else None
+        self._relay.has_given_up |= state is None
         if upstream is None:
             self._relay.until_over()
             return False
@@ -332,12 +332,12 @@ class RelayedConnection:
         is_attached = self._is_attached()
         if not (is_attached or _WAIT.match(self._head) or _START.match(self._head)):
             return False
-        found = self._relay.finder.find(quietly=True, start_seconds=0.0)
-        if found is None:
+        state = self._relay.finder.find(quietly=True, start_seconds=0.0)
+        if state is None:
             self._relay.has_given_up = True  # the search for the answer must not take as long again
-        if found is None or not found.container or (found.has_begun and not is_attached):
+        if state is None or not state.container or (state.has_begun and not is_attached):
             return False
-        upstream = connect(found.path)
+        upstream = connect(state.path)
         upstream.sendall(self._head)
         self._use_upstream(upstream)
         return True
@@ -364,8 +364,8 @@ class RelayedConnection:
         """Answer docker's start, for which docker waits although the container may run already."""
         if self._relay.has_given_up:
             return  # the connection of the output or of the exit code says so
-        found = self._relay.finder.find(quietly=True)
-        if found is not None and found.has_begun:
+        state = self._relay.finder.find(quietly=True)
+        if state is not None and state.has_begun:
             self._client.sendall(_STARTED)
         else:
             self._relay.finder.say_lost_while_making()
@@ -389,12 +389,12 @@ class RelayedConnection:
         match = _WAIT.match(self._head)
         condition = "removed" if match and match[1] else "not-running"
         finder = self._relay.finder
-        while (found := finder.find()) is not None and found.is_running:
+        while (state := finder.find()) is not None and state.is_running:
             self._relay.set_wait_state(ExitCodeWait.UNDER_WAY)
-            if (code := finder.exit_code_at(found, condition)) is not None:
+            if (code := finder.exit_code_at(state, condition)) is not None:
                 return code
             self._relay.set_wait_state(ExitCodeWait.BROKEN)
-        return DOCKER_FAILED if found is None or found.exit_code is None else found.exit_code
+        return DOCKER_FAILED if state is None or state.exit_code is None else state.exit_code
 
 
 class Frames:

@@ -11,7 +11,7 @@ import click
 from gpushared.api.v1.history_messages import Account, LeaseReport, PastJob, PastLease, Report
 from gpushared.cli import complete, text
 from gpushared.cli.history_options import hours, lasted, percent
-from gpushared.cli.listing import Options, client_for, write_items
+from gpushared.cli.listing import Options, client_for, own_values_of, write_items
 from gpushared.cli.options import output_option
 from gpushared.cli.sparkline import is_plain, sparkline
 from gpushared.client import Client
@@ -36,46 +36,46 @@ def report(lease: str, output: str, *, pool: bool, plain: bool) -> int:
       gpushare report l-7f3k
       gpushare report k3m9x0p2qa -o json
     """
-    own_values = frozenset({("pool", "true")}) if pool else frozenset[tuple[str, str]]()
-    found = _fetch_report(client_for(Client(), Options(own_values=own_values)), lease, pool=pool)
+    options = Options(own_values=own_values_of({"pool": pool}))
+    answer = _fetch_report(client_for(Client(), options), lease, pool=pool)
     write_items(
         output,
         "gpushare.report/1",
-        [one.to_json() for one in found.leases],
-        _lines(found, plain=plain or is_plain(sys.stdout)),
-        simulated=found.simulated,
-        account=found.account.to_json(),
-        job=None if found.job is None else found.job.to_json(),
+        [lease_report.to_json() for lease_report in answer.leases],
+        _lines(answer, plain=plain or is_plain(sys.stdout)),
+        simulated=answer.simulated,
+        account=answer.account.to_json(),
+        job=None if answer.job is None else answer.job.to_json(),
     )
     return 0
 
 
-def _fetch_report(client: Client, word: str, *, pool: bool) -> Report:
+def _fetch_report(client: Client, name: str, *, pool: bool) -> Report:
     try:
-        return client.report(word, pool=pool)
+        return client.report(name, pool=pool)
     except NotFound as error:
         if pool:
             raise
         try:
-            known = client.get(word).id
+            resolved_id = client.get(name).id
         except GpushareError:
             raise error from None
-        return client.report(known)
+        return client.report(resolved_id)
 
 
-def _lines(found: Report, *, plain: bool) -> Iterator[str]:
+def _lines(answer: Report, *, plain: bool) -> Iterator[str]:
     now = time.time()
-    if found.job is not None:
-        yield from _job(found.job, now)
-    for one in found.leases:
-        yield from _lease(one, now, plain=plain)
-    if len(found.leases) > 1:
-        yield f"all {len(found.leases)} attempts"
-        yield from _split(found.account)
+    if answer.job is not None:
+        yield from _job(answer.job, now)
+    for lease_report in answer.leases:
+        yield from _lease(lease_report, now, plain=plain)
+    if len(answer.leases) > 1:
+        yield f"all {len(answer.leases)} attempts"
+        yield from _split(answer.account)
 
 
-def _lease(one: LeaseReport, now: float, *, plain: bool) -> Iterator[str]:
-    lease = one.lease
+def _lease(lease_report: LeaseReport, now: float, *, plain: bool) -> Iterator[str]:
+    lease = lease_report.lease
     yield _title(lease)
     if lease.job:
         yield _line("job", f"{lease.job}, attempt {lease.attempt}")
@@ -83,15 +83,15 @@ def _lease(one: LeaseReport, now: float, *, plain: bool) -> Iterator[str]:
     if any(names):
         yield _line("runs", ", ".join(filter(None, names)))
     yield _line("asked", _asked(lease))
-    yield _line("waited", _waited(one))
+    yield _line("waited", _waited(lease_report))
     if not lease.started_at:
         yield _line("held", "nothing")
         return
     yield _line("held", _held(lease))
     yield _line("ran", _ran(lease, now))
-    yield from _use(one, plain=plain)
+    yield from _use(lease_report, plain=plain)
     yield from _split(lease.account)
-    for note in one.notes:
+    for note in lease_report.notes:
         shown = note.text if not note.mend or f"`{note.mend}`" in note.text else f"{note.text}: `{note.mend}`"
         yield _line("note", shown)
 
@@ -111,8 +111,8 @@ def _job(job: PastJob, now: float) -> Iterator[str]:
     yield _line("attempts", f"{job.attempts}{where}")
 
 
-def _line(title: str, words: str) -> str:
-    return f"  {title:{WIDTH}}{words}"
+def _line(title: str, content: str) -> str:
+    return f"  {title:{WIDTH}}{content}"
 
 
 def _title(lease: PastLease) -> str:
@@ -123,17 +123,15 @@ def _title(lease: PastLease) -> str:
 
 
 def _asked(lease: PastLease) -> str:
-    limit = (
-        f", for {text.span(lease.time_limit_seconds)}" if lease.time_limit_seconds else ", without a limit"
-    )
-    return f"{lease.asks}{limit}"
+    seconds = lease.time_limit_seconds
+    return f"{lease.asks}, " + (f"for {text.span(seconds)}" if seconds else "without a limit")
 
 
-def _waited(one: LeaseReport) -> str:
-    if not one.lease.waited_ms:
+def _waited(lease_report: LeaseReport) -> str:
+    if not lease_report.lease.waited_ms:
         return "not at all"
-    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in one.reasons)
-    return lasted(one.lease.waited_ms) + (f": {reasons}" if reasons else "")
+    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in lease_report.reasons)
+    return lasted(lease_report.lease.waited_ms) + (f": {reasons}" if reasons else "")
 
 
 def _held(lease: PastLease) -> str:
@@ -144,30 +142,28 @@ def _held(lease: PastLease) -> str:
 def _ran(lease: PastLease, now: float) -> str:
     facts = [lasted(lease.ran_ms), f"from {text.day_and_clock(lease.started_at or now, now)}"]
     facts += [f"to {text.day_and_clock(lease.ended_at, now)}"] if lease.ended_at else []
-    words = " ".join(facts)
+    sentence = " ".join(facts)
     if lease.time_limit_seconds:
-        words += f", {percent(lease.ran_ms / 1000 / lease.time_limit_seconds)} of the time asked for"
+        sentence += f", {percent(lease.ran_ms / 1000 / lease.time_limit_seconds)} of the time asked for"
     times = f"{lease.preemptions} times" if lease.preemptions > 1 else "once"
-    return words + (f", gave way {times}" if lease.preemptions else "")
+    return sentence + (f", gave way {times}" if lease.preemptions else "")
 
 
-def _use(one: LeaseReport, *, plain: bool) -> Iterator[str]:
-    lease, account = one.lease, one.lease.account
+def _use(lease_report: LeaseReport, *, plain: bool) -> Iterator[str]:
+    lease, account = lease_report.lease, lease_report.lease.account
     if account.use_of_held_ratio is None:
         yield _line("use", "not seen")
     else:
-        most = f", at most {percent(lease.use_max_ratio)}" if lease.use_max_ratio is not None else ""
-        worst = (
-            f", the least used GPU {percent(one.worst_gpu_ratio)}" if one.worst_gpu_ratio is not None else ""
-        )
-        curve = sparkline((point.use_ratio for point in one.curve), plain=plain)
-        yield _line("use", f"{percent(account.use_of_held_ratio)} on average{most}{worst}")
+        most, least = percent(lease.use_max_ratio), percent(lease_report.worst_gpu_ratio)
+        extremes = (f", at most {most}" if most else "") + (f", the least used GPU {least}" if least else "")
+        curve = sparkline((point.use_ratio for point in lease_report.curve), plain=plain)
+        yield _line("use", f"{percent(account.use_of_held_ratio)} on average{extremes}")
         yield _line("", f"[{curve}]")
     if account.memory_of_held_ratio is None:
         yield _line("memory", "not seen")
     else:
         peak = text.memory_pair(lease.peak_bytes, lease.held_bytes or 0)
-        curve = sparkline((point.memory_ratio for point in one.curve), plain=plain)
+        curve = sparkline((point.memory_ratio for point in lease_report.curve), plain=plain)
         yield _line("memory", f"{percent(account.memory_of_held_ratio)} on average, peak {peak}")
         yield _line("", f"[{curve}]")
 

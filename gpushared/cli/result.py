@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from gpushared.cli import docker_cli
-from gpushared.cli.docker_args import RunWords
+from gpushared.cli.docker_args import RunArguments
 from gpushared.cli.errors import report
 from gpushared.cli.start import PreparedRun
 from gpushared.cli.waiting import Interrupted, MaxWaitReached, signals_interrupt
@@ -56,18 +56,18 @@ class ResultFile:
             ) from error
 
 
-def run_with_result(words: RunWords, path: str) -> int:
+def run_with_result(args: RunArguments, path: str) -> int:
     """Run docker as a child; return its exit code (128+n if signal n ended it)."""
     result = ResultFile(path)
     try:
-        prepared = PreparedRun(words)
+        prepared = PreparedRun(args)
         with signals_interrupt():
             if code := prepared.refusal():
                 result.write("refused", code, "docker does not take these words")
                 return code
             prepared.fetch_image()
             result.lease = prepared.acquire()
-        code = _run(prepared, docker_cli.run_words(words, result.lease), result.lease)
+        code = _run(prepared, docker_cli.run_command(args, result.lease), result.lease)
     except Interrupted as error:
         result.write("cancelled", error.exit_code, "cancelled while it waited")
         return error.exit_code
@@ -93,7 +93,7 @@ def _outcome(prepared: PreparedRun, lease_id: str) -> tuple[str, str]:
         if lease.state == "reserved":  # docker failed before it made a container
             prepared.client.release(lease_id)
             return "failed", "docker made no container"
-        if not prepared.words.is_set("detach"):
+        if not prepared.args.is_set("detach"):
             lease = _until_over(prepared.client, lease)
     except GpushareError as error:
         return "unknown", error.message
@@ -104,8 +104,8 @@ def _outcome(prepared: PreparedRun, lease_id: str) -> tuple[str, str]:
 
 def _until_over(client: Client, lease: Lease) -> Lease:
     until = time.monotonic() + OUTCOME_SECONDS
-    while lease.outcome is None and (left := until - time.monotonic()) > 0:
-        lease = client.wait(lease.id, lease.token, timeout_seconds=left)
+    while lease.outcome is None and (remaining := until - time.monotonic()) > 0:
+        lease = client.wait(lease.id, lease.token, timeout_seconds=remaining)
     return lease
 
 

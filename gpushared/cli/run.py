@@ -1,4 +1,4 @@
-"""Show ``gpushare run`` by click; ``docker_args`` reads its words, and ``start`` does the work."""
+"""Show ``gpushare run`` by click; ``docker_args`` reads its arguments, and ``start`` does the work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gpushared.cli import complete, docker_args
 from gpushared.cli.run_container import run_container
 
 
-class WordsCommand(click.Command):
-    """Declare the options for help and completion, but leave every word to our own reader.
+class DockerCommand(click.Command):
+    """Declare the options for help and completion, but leave all arguments to our own reader.
 
     click cannot stop at IMAGE, because it does not know which of docker's options take a value.
     """
@@ -20,14 +20,14 @@ class WordsCommand(click.Command):
         self,
         name: str,
         *,
-        words: docker_args.OurOptions,
+        own_options: docker_args.OurOptions,
         work: Callable[[list[str]], int],
         options: Sequence[click.Option],
         metavar: str,
         help: str,  # noqa: A002 - click's name
     ) -> None:
-        """Take ``work`` to do with the words, and ``options`` to show besides docker's own (``metavar``)."""
-        shown = [
+        """Take ``work`` to do with the arguments, and ``options`` to show besides docker's own (``metavar``)."""
+        params = [
             *options,
             option("help", None, "Show this message and exit."),
             click.Argument(["image"], metavar="IMAGE", shell_complete=complete.files),
@@ -37,21 +37,21 @@ class WordsCommand(click.Command):
         ]
         super().__init__(
             name,
-            params=shown,
-            callback=lambda words: work(words),  # noqa: PLW0108 - click names the argument
+            params=params,
+            callback=lambda argv: work(argv),  # noqa: PLW0108 - click names the argument
             add_help_option=False,
             options_metavar=metavar,
             help=help,
         )
-        self._words = words
+        self._own_options = own_options
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        if args in ([], ["-h"]) or docker_args.split(args, self._words).is_set("help"):
+        if args in ([], ["-h"]) or docker_args.split(args, self._own_options).is_set("help"):
             click.echo(ctx.get_help())
             ctx.exit(0 if args else 2)
-        ctx.params = {"words": args}
+        ctx.params = {"argv": args}
         return []
 
 
@@ -122,9 +122,9 @@ RUN_OPTIONS = [
     ),
 ]
 
-run = WordsCommand(
+run = DockerCommand(
     "run",
-    words=docker_args.RUN,
+    own_options=docker_args.RUN,
     work=run_container,
     options=RUN_OPTIONS,
     metavar="[OPTIONS] [DOCKER RUN OPTIONS]",

@@ -12,20 +12,20 @@ from gpushared.cli.waiting import Interrupted, signals_interrupt
 from gpushared.domain.model.errors import NotFound
 
 
-def run_container(args: Sequence[str]) -> int:
+def run_container(argv: Sequence[str]) -> int:
     """Become ``docker run``; return, with the exit code, only if docker does not start."""
-    words = split(args)
-    if not words.image:
+    args = split(argv)
+    if not args.image:
         raise UsageError("no image was named", hint="gpushare run --gpu 0.25 IMAGE [COMMAND...]")
-    if "pool" in words.ours or "node" in words.ours:
+    if "pool" in args.own_options or "node" in args.own_options:
         from gpushared.cli.pool_run import run_in_pool
 
-        return run_in_pool(words)
-    if path := words.ours.get("result-file"):
+        return run_in_pool(args)
+    if path := args.own_options.get("result-file"):
         from gpushared.cli.result import run_with_result
 
-        return run_with_result(words, path)
-    prepared = PreparedRun(words)
+        return run_with_result(args, path)
+    prepared = PreparedRun(args)
     try:
         with signals_interrupt():
             if code := prepared.refusal():
@@ -33,7 +33,7 @@ def run_container(args: Sequence[str]) -> int:
             prepared.fetch_image()
             lease = prepared.acquire()
             environ = prepared.environ_for(lease)
-            docker_cli.become(prepared.docker, docker_cli.run_words(words, lease), environ)
+            docker_cli.become(prepared.docker, docker_cli.run_command(args, lease), environ)
     except Interrupted as error:
         prepared.wait.leave()
         return error.exit_code

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from gpushared.cli import docker_cli
-from gpushared.cli.job_places import DockerEndpoint, docker_host_for
+from gpushared.cli.job_endpoints import DockerEndpoint, docker_host_for
 from gpushared.cli.references import container_named, first_found
 from gpushared.client import Client
 from gpushared.client.http import exchange
@@ -28,8 +28,8 @@ PROGRAM_SECONDS = 30 * 24 * 3600.0
 """A call that waits for a program is made anew after so long."""
 
 
-class ContainerOrEnd(NamedTuple):
-    """Hold a container's place, or its end: then ``container`` is empty.
+class RunState(NamedTuple):
+    """Locate a container, or tell its end: then ``container`` is empty.
 
     ``exit_code`` is None if the program has none; then ``text`` tells the end. ``has_begun`` is false if the
     engine was never told to start the container.
@@ -52,12 +52,12 @@ class Run(Protocol):
     name: str
     patience_seconds: float
 
-    def end(self) -> ContainerOrEnd | None:
+    def end(self) -> RunState | None:
         """Ask the daemon for the end; None while the run goes on. Raises the errors of ``Client``."""
         ...
 
-    def place(self) -> DockerEndpoint:
-        """Return the place of the run's container. Raises the errors of ``Client``."""
+    def endpoint(self) -> DockerEndpoint:
+        """Return the endpoint of the run's container. Raises the errors of ``Client``."""
         ...
 
 
@@ -70,15 +70,13 @@ class LeaseRun:
         self.name = lease_id
         self._client = _without_retries(client)
 
-    def end(self) -> ContainerOrEnd | None:
+    def end(self) -> RunState | None:
         outcome = self._client.get(self.name).outcome
-        return (
-            None
-            if outcome is None
-            else ContainerOrEnd(exit_code=outcome.exit_code, text=outcome.text or outcome.kind)
-        )
+        if outcome is None:
+            return None
+        return RunState(exit_code=outcome.exit_code, text=outcome.text or outcome.kind)
 
-    def place(self) -> DockerEndpoint:
+    def endpoint(self) -> DockerEndpoint:
         lease = self._client.get(self.name)
         if not lease.container_id:
             raise Unavailable(f"lease {self.name} is {lease.state} and has no container")
@@ -95,11 +93,11 @@ class JobRun:
         self._client = _without_retries(client)
         self._jobs = Jobs(self._client)
 
-    def end(self) -> ContainerOrEnd | None:
+    def end(self) -> RunState | None:
         job = self._jobs.get(self.name)
-        return ContainerOrEnd(exit_code=job.exit_code, text=job.reason or job.state) if job.is_over else None
+        return RunState(exit_code=job.exit_code, text=job.reason or job.state) if job.is_over else None
 
-    def place(self) -> DockerEndpoint:
+    def endpoint(self) -> DockerEndpoint:
         return docker_host_for(self._client, self._jobs.get(self.name))
 
 
@@ -116,7 +114,7 @@ class NamedRun:
         self._client = _without_retries(client)
         self._rank = rank
 
-    def end(self) -> ContainerOrEnd | None:
+    def end(self) -> RunState | None:
         return first_found(
             self._client,
             self.name,
@@ -124,7 +122,7 @@ class NamedRun:
             lambda name: JobRun(self._client, name).end(),
         )
 
-    def place(self) -> DockerEndpoint:
+    def endpoint(self) -> DockerEndpoint:
         return container_named(self._client, self.name, self._rank)
 
 
@@ -141,8 +139,8 @@ class Finder:
         self.run = run
         self._terminal = terminal
 
-    def find(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> ContainerOrEnd | None:
-        """Return the container's place, or its end; None, with a message, if no answer came in time.
+    def find(self, *, quietly: bool = False, start_seconds: float = START_SECONDS) -> RunState | None:
+        """Return where the container is, or its end; None, with a message, if no answer came in time.
 
         ``start_seconds``: the longest wait for a container that was made and does not run yet.
         """
@@ -151,25 +149,25 @@ class Finder:
             self._say(f"the connection to {self.run.name} broke; its program runs on, and is looked for")
         while True:
             try:
-                found = self._look()
+                state = self._look()
             except GpushareError as error:
                 if time.monotonic() - since >= self.run.patience_seconds:
                     if not quietly:
                         self._give_up(error)
                     return None
-                found = None
-            if found is not None and (found.has_begun or time.monotonic() - since >= start_seconds):
+                state = None
+            if state is not None and (state.has_begun or time.monotonic() - since >= start_seconds):
                 break
             time.sleep(LOOK_SECONDS)
         if not quietly:
-            self._report(found)
-        return found
+            self._report(state)
+        return state
 
-    def exit_code_at(self, found: ContainerOrEnd, condition: str) -> int | None:
+    def exit_code_at(self, state: RunState, condition: str) -> int | None:
         """Wait for the container's end; None if the connection breaks again, or nobody can tell."""
-        target = f"/containers/{found.container}/wait?condition={condition}"
+        target = f"/containers/{state.container}/wait?condition={condition}"
         with suppress(GpushareError, ValueError, KeyError, TypeError):
-            answer = exchange(found.path, "POST", target, timeout_seconds=PROGRAM_SECONDS)
+            answer = exchange(state.path, "POST", target, timeout_seconds=PROGRAM_SECONDS)
             if answer.status == docker_cli.OK:
                 return int(json.loads(answer.body)["StatusCode"])
         time.sleep(LOOK_SECONDS)
@@ -189,34 +187,34 @@ class Finder:
     def _missing(self) -> str:
         return f"what it wrote meanwhile may be missing here: gpushare logs {self.run.name}"
 
-    def _look(self) -> ContainerOrEnd | None:
+    def _look(self) -> RunState | None:
         """Look once; None if the container is gone and its end is not known yet."""
         if (end := self.run.end()) is not None:
             return end
-        place = self.run.place()
-        client = _without_retries(Client(place.host))
-        answer = client.docker("GET", f"/containers/{place.container}/json")
+        endpoint = self.run.endpoint()
+        client = _without_retries(Client(endpoint.host))
+        answer = client.docker("GET", f"/containers/{endpoint.container}/json")
         if answer.status == docker_cli.MISSING:
             return None
         if answer.status != docker_cli.OK:
             raise Unavailable(docker_cli.message_of(answer))
         state = json.loads(answer.body)["State"]
         if state["Running"]:
-            return ContainerOrEnd(client.path, place.container)
+            return RunState(client.path, endpoint.container)
         if state["Status"] == "created":
-            return ContainerOrEnd(client.path, place.container, has_begun=False)
-        return ContainerOrEnd(exit_code=int(state["ExitCode"]))
+            return RunState(client.path, endpoint.container, has_begun=False)
+        return RunState(exit_code=int(state["ExitCode"]))
 
-    def _report(self, found: ContainerOrEnd) -> None:
-        if not found.has_begun:
+    def _report(self, state: RunState) -> None:
+        if not state.has_begun:
             self._say(
                 f"the container of {self.run.name} has not started since; "
                 f"if it does: gpushare attach {self.run.name}"
             )
-        elif found.is_running:
+        elif state.is_running:
             self._say(f"connected to {self.run.name} again; {self._missing()}")
-        elif found.exit_code is None:
-            self._say(f"{self.run.name} is over without an exit code: {found.text}")
+        elif state.exit_code is None:
+            self._say(f"{self.run.name} is over without an exit code: {state.text}")
         else:
             self.say_missing()
 

@@ -65,9 +65,9 @@ def simulate(
     client = Client()
     change = _gpu(gpu)
     if container is not None or pid is not None or memory is not None:
-        held = _bytes(memory)
+        held_bytes = _bytes(memory)
         holder = pid if pid is not None else _pid_of(container, client)
-        process: dict[str, object] = {"pid": holder, "memory_bytes": str(held)}
+        process: dict[str, object] = {"pid": holder, "memory_bytes": str(held_bytes)}
         if inside_mps or outside_mps:
             process["mps_client"] = inside_mps
         if process_utilization is not None:
@@ -91,12 +91,12 @@ def simulate(
 
 def _gpu(text: str) -> dict[str, object]:
     """Read ``0`` or ``0:1`` as the API names a GPU or a MIG instance."""
-    index, colon, place = text.partition(":")
-    words = [index, place] if colon else [index]
-    if not all(word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS for word in words):
+    index, colon, instance = text.partition(":")
+    numbers = [index, instance] if colon else [index]
+    if not all(number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS for number in numbers):
         raise UsageError(f"--gpu: {shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
     named: dict[str, object] = {"gpu_index": int(index)}
-    return named | {"mig_index": int(place)} if colon else named
+    return named | {"mig_index": int(instance)} if colon else named
 
 
 def _bytes(memory: str | None) -> int:

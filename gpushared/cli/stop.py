@@ -64,11 +64,11 @@ class Stop:
         self._grace_seconds = grace_seconds
         self._until_over = until_over
 
-    def begin(self, word: str) -> Begun:
+    def begin(self, reference: str) -> Begun:
         """Ask for the end of a lease, or of a job with the lease that it has on this node."""
 
         def of_lease(name: str) -> Begun:
-            if name != word:  # a container's name: of a job it is the job that is to end
+            if name != reference:  # a container's name: of a job it is the job that is to end
                 lease = self._client.get(name)
                 if lease.job_id and not lease.job_pool:
                     return Begun(self.cancel(lease.job_id), lease)
@@ -79,16 +79,16 @@ class Stop:
             here = lease_if_here(self._client, self._jobs.get(name))
             return Begun(self.cancel(name), here)
 
-        return first_found(self._client, word, of_lease, of_job)
+        return first_found(self._client, reference, of_lease, of_job)
 
-    def job(self, word: str) -> str:
+    def job(self, reference: str) -> str:
         """Ask for the end of a job, or of a lease that is of none; returns the id."""
 
         def of_lease(name: str) -> str:
             job = self._client.get(name).job_id
             return self.cancel(job) if job else self.begin(name).id
 
-        return first_found(self._client, word, of_lease, self.cancel)
+        return first_found(self._client, reference, of_lease, self.cancel)
 
     def cancel(self, job: str) -> str:
         """Ask for the end of a job by its id; returns the id."""
@@ -156,23 +156,23 @@ def cancel(*, job: tuple[str, ...], grace_seconds: int | None, every: bool, name
     jobs, stop = Jobs(client), Stop(client, grace_seconds, until_over=False)
     if not job:
         return each_lease(_own_jobs(jobs, name), stop.cancel)
-    return each_lease((one for reference in job for one in _job_ids(client, reference)), stop.job)
+    return each_lease((target for reference in job for target in _job_ids(client, reference)), stop.job)
 
 
 def _own_jobs(jobs: Jobs, name: str | None) -> list[str]:
     """Return the caller's own jobs that are not over, or those of a name, last first. Raises NotFound."""
-    found: list[str] = []
+    job_ids: list[str] = []
     notices: dict[str, None] = {}
     for page in jobs.pages():
-        found += [job.id for job in page.jobs if not job.is_over and _is_called(job, name)]
+        job_ids += [job.id for job in page.jobs if not job.is_over and _is_called(job, name)]
         notices |= dict.fromkeys(page.notices)
     for notice in notices:
         say(notice)
-    if name is not None and not found:
+    if name is not None and not job_ids:
         raise NotFound(
             f"you have no job named {name[:80]!r} that is not over", hint="`gpushare jobs` lists them"
         )
-    return found[::-1]
+    return job_ids[::-1]
 
 
 def _is_called(job: Job, name: str | None) -> bool:
@@ -181,7 +181,7 @@ def _is_called(job: Job, name: str | None) -> bool:
     )
 
 
-def _job_ids(client: Client, word: str) -> list[str]:
+def _job_ids(client: Client, reference: str) -> list[str]:
     """Return the jobs of an array that are not over, last first; any other word is one job."""
-    found = jobs_of_array(client, word)
-    return [one.id for one in reversed(found) if not one.is_over] if found else [word]
+    jobs = jobs_of_array(client, reference)
+    return [job.id for job in reversed(jobs) if not job.is_over] if jobs else [reference]

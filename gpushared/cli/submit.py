@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushared.cli import complete, docker_args
-from gpushared.cli.run import RUN_OPTIONS, WordsCommand, option
+from gpushared.cli.run import RUN_OPTIONS, DockerCommand, option
 from gpushared.cli.submit_job import submit_job
 
 _NOT_FOR_JOBS = {
@@ -17,13 +17,13 @@ _NOT_FOR_JOBS = {
     "--immediate",
 }
 
-submit = WordsCommand(
+submit = DockerCommand(
     "submit",
-    words=docker_args.SUBMIT,
+    own_options=docker_args.SUBMIT,
     work=submit_job,
     metavar="[OPTIONS] [DOCKER CREATE OPTIONS]",
     options=[
-        *(one for one in RUN_OPTIONS if one.opts[0] not in _NOT_FOR_JOBS),
+        *(run_option for run_option in RUN_OPTIONS if run_option.opts[0] not in _NOT_FOR_JOBS),
         option("immediate", None, "Refuse it instead of queueing it when there is no room."),
         option("pool", None, "Run it anywhere in the pool.  [default: on this node]"),
         option("node", "NODE", "Run it on this node of the pool.", complete.nodes),

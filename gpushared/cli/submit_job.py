@@ -1,4 +1,4 @@
-"""Do the work of ``gpushare submit``: docker reads the words, and the daemon keeps the result as a job."""
+"""Do the work of ``gpushare submit``: docker reads its options, and the daemon keeps the result as a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gpushared.api.v1.messages import SubmitAnswer
 from gpushared.cli import docker_cli
 from gpushared.cli.capture import Captured, capture, check_captured
-from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunWords, refuse_ways_around, split
+from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunArguments, refuse_ways_around, split
 from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.references import job_id
 from gpushared.cli.start import (
@@ -24,7 +24,7 @@ from gpushared.cli.start import (
 )
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
-from gpushared.client.submit_words import fields_of
+from gpushared.client.submit_parameters import fields_of
 from gpushared.domain.model.errors import GpushareError, RequestError
 
 _FOR_A_TERMINAL = ("AttachStdin", "AttachStdout", "AttachStderr", "StdinOnce")
@@ -32,25 +32,25 @@ MAX_COUNT_DIGITS = 9
 NEVER_FITS = "never_fits"
 
 
-def submit_job(args: Sequence[str]) -> int:
+def submit_job(argv: Sequence[str]) -> int:
     """Submit the job, and print only its id, or the array's, to stdout."""
-    words = split(args, SUBMIT)
-    if not words.image:
+    args = split(argv, SUBMIT)
+    if not args.image:
         raise UsageError("no image was named", hint="gpushare submit --gpu 0.25 IMAGE [COMMAND...]")
-    _refuse_what_no_job_has(words)
-    refuse_ways_around(words)
-    fields = _submit_fields(words)
+    _refuse_what_no_job_has(args)
+    refuse_ways_around(args)
+    fields = _submit_fields(args)
     client = Client()
-    check_privileges(client, words)
-    fields["lease"] = _with_ids(client, words, fields["lease"])
-    captured = _capture(client, words)
+    check_privileges(client, args)
+    fields["lease"] = _with_ids(client, args, fields["lease"])
+    captured = _capture(client, args)
     _refuse_old_paths(captured)
-    if not may_go_elsewhere(client, words):  # else the policy of another node may be the one that judges
+    if not may_go_elsewhere(client, args):  # else the policy of another node may be the one that judges
         check_captured(client, captured)
-    print_warnings(words, SUBMIT)
-    for note in _notes(words):
+    print_warnings(args, SUBMIT)
+    for note in _notes(args):
         say(note)
-    answer = _send(client, words, fields, captured)
+    answer = _send(client, args, fields, captured)
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
         say(note)
@@ -59,22 +59,23 @@ def submit_job(args: Sequence[str]) -> int:
     return 0
 
 
-def _with_ids(client: Client, words: RunWords, lease: dict[str, Any]) -> dict[str, Any]:
+def _with_ids(client: Client, args: RunArguments, lease: dict[str, Any]) -> dict[str, Any]:
     """Return the request with ids for the things to be near or away from: in a pool the ids of jobs."""
     if not (lease["near"] or lease["away_from"]):
         return lease
-    if not may_go_elsewhere(client, words):
+    if not may_go_elsewhere(client, args):
         return with_lease_ids(client, lease)
-    ids = {name: [_job(client, word) for word in lease[name]] for name in ("near", "away_from")}
+    ids = {name: [_job(client, reference) for reference in lease[name]] for name in ("near", "away_from")}
     return lease | ids
 
 
-def _job(client: Client, word: str) -> str:
+def _job(client: Client, reference: str) -> str:
     """Return a job's id. Raises RequestError for a lease without a job, unknown to the pool."""
-    if found := job_id(client, word):
-        return found
+    if resolved_id := job_id(client, reference):
+        return resolved_id
     raise RequestError(
-        f"{word[:80]!r} is a lease without a job", hint="a job of the pool can be near or away from jobs only"
+        f"{reference[:80]!r} is a lease without a job",
+        hint="a job of the pool can be near or away from jobs only",
     )
 
 
@@ -89,72 +90,72 @@ def _warn_if_it_never_fits(jobs: Jobs, job_id: str) -> None:
             )
 
 
-def _capture(client: Client, words: RunWords) -> Captured:
+def _capture(client: Client, args: RunArguments) -> Captured:
     program = docker_cli.find_docker()
-    return capture(program, words.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
+    return capture(program, args.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
 
 
-def _send(client: Client, words: RunWords, fields: dict[str, Any], captured: Captured) -> SubmitAnswer:
+def _send(client: Client, args: RunArguments, fields: dict[str, Any], captured: Captured) -> SubmitAnswer:
     return Jobs(client).submit(
         request_id=os.urandom(16).hex(),
         create_body=_for_nobody_at_a_terminal(captured.body),
-        image=words.image,
+        image=args.image,
         name=captured.name,
         platform=captured.platform,
-        pull=words.value("pull"),
-        remove=words.is_set("rm"),
+        pull=args.value("pull"),
+        remove=args.is_set("rm"),
         **fields,
     )
 
 
-# --- our own words
+# --- our own options
 
 
-def _submit_fields(words: RunWords) -> dict[str, Any]:
+def _submit_fields(args: RunArguments) -> dict[str, Any]:
     """Return the values of our options as the arguments of ``Jobs.submit``."""
-    ours = words.ours
-    lasting = words._replace(flags=tuple(flag for flag in words.flags if flag.name != "rm"))
+    options = args.own_options
+    lasting = args._replace(flags=tuple(flag for flag in args.flags if flag.name != "rm"))
     lease = lease_fields(lasting) | {"after": []}  # the job removes its container, and only when it is over
     requeue = lease.pop("requeue")
-    if ours.get("node") and ours.get("span"):
+    if options.get("node") and options.get("span"):
         raise UsageError(
             "--node and --span exclude each other", hint="--span is for several nodes: leave one of them out"
         )
     return {
         "lease": fields_of(lease),
         "requeue": requeue,
-        "pool": bool(ours.get("pool")),
-        "node": ours.get("node", ""),
-        "nodes": _nodes(ours),
-        "span": bool(ours.get("span")),
-        "retries": _retries(ours),
-        "stop_after_seconds": _stop_after(ours.get("stop-after", "")),
-        "after": [(job, False) for job in names(ours.get("after", ""))]
-        + [(job, True) for job in names(ours.get("after-ok", ""))],
-        "array": _array(ours.get("array", "")),
+        "pool": bool(options.get("pool")),
+        "node": options.get("node", ""),
+        "nodes": _nodes(options),
+        "span": bool(options.get("span")),
+        "retries": _retries(options),
+        "stop_after_seconds": _stop_after(options.get("stop-after", "")),
+        "after": [(job, False) for job in names(options.get("after", ""))]
+        + [(job, True) for job in names(options.get("after-ok", ""))],
+        "array": _array(options.get("array", "")),
     }
 
 
-def _count(ours: dict[str, str], name: str) -> int:
-    text = ours.get(name, "0")
+def _count(options: dict[str, str], name: str) -> int:
+    text = options.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS):
         raise UsageError(f"--{name} {text[:40]!r} is not possible", hint="give a whole number, such as 2")
     return int(text)
 
 
-def _retries(ours: dict[str, str]) -> int:
-    if "retries" not in ours:
+def _retries(options: dict[str, str]) -> int:
+    if "retries" not in options:
         return 0
     from gpushared.domain.jobs.submit_limits import MAX_RETRIES, check_bounds
 
     with wrong_values("--retries"):
-        return check_bounds(_count(ours, "retries"), 0, MAX_RETRIES, "retries")
+        return check_bounds(_count(options, "retries"), 0, MAX_RETRIES, "retries")
 
 
-def _nodes(ours: dict[str, str]) -> int:
-    if "nodes" not in ours:
+def _nodes(options: dict[str, str]) -> int:
+    if "nodes" not in options:
         return 0
-    if not (nodes := _count(ours, "nodes")):
+    if not (nodes := _count(options, "nodes")):
         raise UsageError("a job needs at least one node", hint="leave out --nodes for one node, anywhere")
     from gpushared.domain.jobs.job_commands import MAX_NODES
     from gpushared.domain.jobs.submit_limits import check_bounds
@@ -183,15 +184,15 @@ def _stop_after(text: str) -> int:
         return limits.check_bounds(parse_duration(text), least, most, "seconds without the pool's word")
 
 
-# --- docker's words that a job has no use for
+# --- docker's options that a job has no use for
 
 
-def _refuse_what_no_job_has(words: RunWords) -> None:
+def _refuse_what_no_job_has(args: RunArguments) -> None:
     for name, why in (
         ("cidfile", "the container does not exist yet: `gpushare jobs -o wide` shows its name"),
         ("use-api-socket", "a job gets no socket of the engine that runs it"),
     ):
-        if words.value(name):
+        if args.value(name):
             raise UsageError(f"--{name} makes no sense for a job", hint=why)
 
 
@@ -206,17 +207,17 @@ def _refuse_old_paths(captured: Captured) -> None:
             )
 
 
-def _notes(words: RunWords) -> list[str]:
+def _notes(args: RunArguments) -> list[str]:
     notes = []
-    if words.is_set("interactive"):
+    if args.is_set("interactive"):
         notes.append("nobody is at its terminal until `gpushare attach`; what reads its input waits for that")
-    if (_count(words.ours, "nodes") > 1 or words.ours.get("span")) and not _names_network(words):
+    if (_count(args.own_options, "nodes") > 1 or args.own_options.get("span")) and not _names_network(args):
         notes.append("its parts on other nodes reach each other with --network host only")
     return notes
 
 
-def _names_network(words: RunWords) -> bool:
-    return bool(words.value("network") or words.value("net"))
+def _names_network(args: RunArguments) -> bool:
+    return bool(args.value("network") or args.value("net"))
 
 
 def _for_nobody_at_a_terminal(body: bytes) -> bytes:

@@ -97,7 +97,8 @@ def lines(
     """Return the lines of ``segments`` as text, without spaces at their ends."""
     placed = segments(columns, rows, headers=headers, width=width, drops=drops)
     return [
-        "".join(paint(one.text, one.look if colour else None) for one in line).rstrip() for line in placed
+        "".join(paint(segment.text, segment.look if colour else None) for segment in line).rstrip()
+        for line in placed
     ]
 
 
@@ -119,7 +120,7 @@ def segments(
     cells = {
         column.key: [printable(row.get(column.key, "")) or MISSING for row in rows] for column in columns
     }
-    widths = {key: max(map(text_width, found), default=0) for key, found in cells.items()}
+    widths = {key: max(map(text_width, column_cells), default=0) for key, column_cells in cells.items()}
     if width is not None:
         needed = {column.key: max(len(column.title), widths[column.key]) for column in columns}
         columns = _fitting(columns, needed, width, drops)
@@ -168,10 +169,10 @@ def _cut(columns: Sequence[Column], needed: Mapping[str, int], width: int) -> di
 def shortened(cell: str, room: int) -> str:
     if text_width(cell) <= room:
         return cell
-    kept = cell
-    while text_width(kept) >= room:
-        kept = kept[:-1]
-    return f"{kept}…"
+    beginning = cell
+    while text_width(beginning) >= room:
+        beginning = beginning[:-1]
+    return f"{beginning}…"
 
 
 def _line(

@@ -24,22 +24,22 @@ def memory(size: int | None) -> str:
     """Return ``19.8 GiB``."""
     if size is None:
         return MISSING
-    unit, one = _unit(size)
-    return f"{_figure(size, one)} {unit}"
+    unit, unit_bytes = _unit(size)
+    return f"{_figure(size, unit_bytes)} {unit}"
 
 
 def memory_pair(used: int | None, of: int) -> str:
     """Return ``3.2/19.8 GiB``, both in the unit of the second."""
-    unit, one = _unit(of)
-    return f"{MISSING if used is None else _figure(used, one)}/{_figure(of, one)} {unit}"
+    unit, unit_bytes = _unit(of)
+    return f"{MISSING if used is None else _figure(used, unit_bytes)}/{_figure(of, unit_bytes)} {unit}"
 
 
 def _unit(size: int) -> tuple[str, int]:
     return next((unit for unit in _UNITS if size >= unit[1]), _UNITS[-1])
 
 
-def _figure(size: int, one: int) -> str:
-    return str(size // one) if size % one == 0 else f"{size / one:.1f}"
+def _figure(size: int, unit_bytes: int) -> str:
+    return str(size // unit_bytes) if size % unit_bytes == 0 else f"{size / unit_bytes:.1f}"
 
 
 def share(permille: int) -> str:
@@ -58,14 +58,14 @@ def span(seconds: float | None) -> str:
     """Return ``42s``, ``5m``, ``1h30m``, ``2d4h``; a past moment is ``0s``."""
     if seconds is None:
         return MISSING
-    left = max(0, int(seconds))
-    for place, (unit, size) in enumerate(_SPANS):
-        if left >= size:
-            rest = left % size
-            below, below_size = _SPANS[place + 1] if place + 1 < len(_SPANS) else ("", 1)
+    whole = max(0, int(seconds))
+    for index, (unit, size) in enumerate(_SPANS):
+        if whole >= size:
+            rest = whole % size
+            below, below_size = _SPANS[index + 1] if index + 1 < len(_SPANS) else ("", 1)
             more = rest // below_size if below else 0
-            return f"{left // size}{unit}" + (f"{more}{below}" if more else "")
-    return f"{left}s"
+            return f"{whole // size}{unit}" + (f"{more}{below}" if more else "")
+    return f"{whole}s"
 
 
 def clock(moment: float, now: float) -> str:
@@ -104,6 +104,4 @@ def of_gpus(troubles: Iterable[tuple[str, str]]) -> list[str]:
     for name, trouble in troubles:
         if trouble:
             names.setdefault(trouble, []).append(name)
-    return [
-        f"GPU{'s' if found[1:] else ''} {', '.join(found)}: {trouble}" for trouble, found in names.items()
-    ]
+    return [f"GPU{'s' if gpus[1:] else ''} {', '.join(gpus)}: {trouble}" for trouble, gpus in names.items()]

@@ -160,10 +160,10 @@ def _hint(error: click.UsageError) -> str:
     return f"see {where} --help"
 
 
-def invoke(words: Sequence[str]) -> int:
+def invoke(argv: Sequence[str]) -> int:
     """Run the words through click; its complaints become ours."""
     try:
-        code = cli.main(args=list(words), prog_name="gpushare", standalone_mode=False)
+        code = cli.main(args=list(argv), prog_name="gpushare", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return USAGE

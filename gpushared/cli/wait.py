@@ -45,10 +45,14 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
     with wrong_values("--timeout"):
         until = time.monotonic() + parse_duration(timeout) if timeout else None
     client, code = Client(), 0
-    for one in _each(client, job):
-        ended = _lease_ended(client, one, until) if isinstance(one, Lease) else _job_ended(client, one, until)
+    for target in _each(client, job):
+        ended = (
+            _lease_ended(client, target, until)
+            if isinstance(target, Lease)
+            else _job_ended(client, target, until)
+        )
         if ended is None:
-            say(f"{one.id} is not over after {timeout} (--timeout)")
+            say(f"{target.id} is not over after {timeout} (--timeout)")
             return TIMED_OUT
         code = code or ended
     return code
@@ -57,13 +61,13 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
 def _each(client: Client, names: tuple[str, ...]) -> Iterator[Lease | Job]:
     for name in names:
         of_array = jobs_of_array(client, name)
-        yield from sorted(of_array, key=lambda one: one.array_index or 0)
+        yield from sorted(of_array, key=lambda job: job.array_index or 0)
         if not of_array:
             yield first_found(client, name, partial(_of_lease, client), Jobs(client).get)
 
 
-def _of_lease(client: Client, word: str) -> Lease | Job:
-    lease = client.get(word)
+def _of_lease(client: Client, name: str) -> Lease | Job:
+    lease = client.get(name)
     return Jobs(client).get(lease.job_id) if lease.job_id else lease
 
 

@@ -57,9 +57,10 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 - a handler's signature
-    for one in _SIGNALS:  # the second signal ends the process at once, even when leaving the queue hangs
-        if signal.getsignal(one) is not signal.SIG_IGN:
-            signal.signal(one, signal.SIG_DFL)
+    # The second signal ends the process at once, even when leaving the queue hangs.
+    for each_number in _SIGNALS:
+        if signal.getsignal(each_number) is not signal.SIG_IGN:
+            signal.signal(each_number, signal.SIG_DFL)
     raise Interrupted(number)
 
 
@@ -235,9 +236,9 @@ class Progress:
             return _DEFAULT_SIZE
         return size if size.columns and size.lines else _DEFAULT_SIZE
 
-    def _write(self, words: str) -> None:
+    def _write(self, output: str) -> None:
         with suppress(OSError):  # a closed terminal ends the wait by its signal, not by a failed write
-            self._stream.write(words)
+            self._stream.write(output)
             self._stream.flush()
 
 

@@ -60,9 +60,9 @@ def web(*, port: int | None, no_browser: bool, hosts: tuple[str, ...], only_link
             raise UsageError(
                 "--link needs no --port and no --allow-host", hint="the daemon listens by itself"
             )
-        made = client.web_link(network=True)
-        _print(f"{made.url}login#{made.code}")
-        say(f"the link works once, within {text.span(made.valid_seconds)}")
+        link = client.web_link(network=True)
+        _print(f"{link.url}login#{link.code}")
+        say(f"the link works once, within {text.span(link.valid_seconds)}")
         return 0
     with suppress(KeyboardInterrupt):
         asyncio.run(_serve(client, port, hosts, opens=not no_browser))
@@ -103,10 +103,10 @@ def _has_browser() -> bool:
 
 def ssh_line(port: int) -> str:
     """Return the line to type at home, empty outside of ssh sessions (SSH_CONNECTION, ssh(1))."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    if len(words) != SSH_WORDS:
+    fields = os.environ.get("SSH_CONNECTION", "").split()
+    if len(fields) != SSH_WORDS:
         return ""
-    _, _, address, ssh_port = words
+    _, _, address, ssh_port = fields
     user = os.environ.get("USER", "")
     to = f"{user}@{address}" if user else address
     option = "" if ssh_port == SSH_PORT else f"-p {ssh_port} "

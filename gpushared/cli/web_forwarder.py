@@ -166,11 +166,11 @@ def owner_of(ends: Addresses) -> int | None:
     first, second = (_hexadecimal(*end) for end in ends)
     for table, prefix in zip(TABLES, ("", V4_IN_V6), strict=True):
         with contextlib.suppress(FileNotFoundError), open(table, encoding="utf-8") as lines:  # noqa: PTH123
-            wanted = [prefix + first, prefix + second, ESTABLISHED]
+            expected = [prefix + first, prefix + second, ESTABLISHED]
             for line in lines:
-                words = line.split()
-                if words[1:4] == wanted:
-                    return int(words[7])
+                fields = line.split()
+                if fields[1:4] == expected:
+                    return int(fields[7])
     return None
 
 

@@ -43,12 +43,12 @@ def why(lease: str, output: str) -> int:
     )
 
 
-def _of_job(client: Client, word: str, output: str) -> int:
-    return show_job(Jobs(client).explain(word), output)
+def _of_job(client: Client, name: str, output: str) -> int:
+    return show_job(Jobs(client).explain(name), output)
 
 
-def _of_lease(client: Client, word: str, output: str) -> int:
-    explanation = client.explain(word)
+def _of_lease(client: Client, name: str, output: str) -> int:
+    explanation = client.explain(name)
     write_items(
         output,
         "gpushare.explanation/1",
@@ -71,8 +71,8 @@ def lease_lines(explanation: Explanation, now: float) -> Iterator[str]:
         gpus = "1 GPU" if refusal.gpus == 1 else f"each of {refusal.gpus} GPUs"
         yield f"  refused  {gpus}: {refusal.text or refusal.reason}"
     yield from aside(explanation, now)
-    yield from _wanted(lease)
-    yield from _held(lease)
+    yield from _constraints(lease)
+    yield from _grants(lease)
     if explanation.gives_way:
         yield f"  others   {explanation.gives_way}"
     yield from _idle(lease, now)
@@ -113,14 +113,14 @@ def aside(explanation: Explanation, now: float) -> Iterator[str]:
     kept = explanation.kept
     if kept is not None and kept.gpu_labels:
         gpus = ", ".join(kept.gpu_labels)
-        mine = kept.lease_id == explanation.lease.id
-        start = "" if mine else f", start {text.start(None, kept.start_to, now)}"
-        yield f"  kept     GPU {gpus} for {'it' if mine else kept.lease_id}{start}"
+        is_own = kept.lease_id == explanation.lease.id
+        start = "" if is_own else f", start {text.start(None, kept.start_to, now)}"
+        yield f"  kept     GPU {gpus} for {'it' if is_own else kept.lease_id}{start}"
     if explanation.fits_now:
         yield f"  instead  {explanation.fits_now}"
 
 
-def _wanted(lease: Lease) -> Iterator[str]:
+def _constraints(lease: Lease) -> Iterator[str]:
     """Word the lease's wishes besides parts of GPUs."""
     facts = [" or ".join(lease.models)] if lease.models else []
     facts += [f"near {', '.join(lease.near)}"] if lease.near else []
@@ -131,7 +131,7 @@ def _wanted(lease: Lease) -> Iterator[str]:
         yield f"  wants    {'; '.join(facts)}"
 
 
-def _held(lease: Lease) -> Iterator[str]:
+def _grants(lease: Lease) -> Iterator[str]:
     if not lease.grants:
         return
     yield f"  holds    {holding(lease)}"

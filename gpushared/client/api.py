@@ -26,7 +26,7 @@ from gpushared.api.v1.messages import (
 )
 from gpushared.client import http
 from gpushared.client.retries import READ_ONLY, configured_retries, may_repeat
-from gpushared.client.submit_words import LeaseArguments, fields_of
+from gpushared.client.submit_parameters import LeaseArguments, fields_of
 from gpushared.domain.model.errors import ConfigError, NeverFits, StateConflict, Unavailable
 from gpushared.light import TYPE_CHECKING
 
@@ -273,8 +273,8 @@ class Client:
         from gpushared.api.v1.admin_messages import AuditPage
 
         fields: dict[str, object] = {"user": user, "since": since, "refused": refused, "container": container}
-        places = {"limit": limit, "after": after, "before": before}
-        fields |= {name: place for name, place in places.items() if place is not None}
+        bounds = {"limit": limit, "after": after, "before": before}
+        fields |= {name: bound for name, bound in bounds.items() if bound is not None}
         return AuditPage(self.call("Audit/List", fields))
 
     def explain_policy(self, create_body: bytes, api_version: str, *, user: str = "") -> PolicyExplanation:
@@ -382,7 +382,7 @@ class Client:
             return answer
 
         try:
-            return self._asked(once, may_repeat=may_repeat or method == "GET")
+            return self._ask(once, may_repeat=may_repeat or method == "GET")
         except _NotNow as error:
             return error.answer
 
@@ -392,7 +392,7 @@ class Client:
         """Make any unary call by its name, such as ``Leases/Get``; return the answer's fields as in JSON."""
         harmless = may_repeat(call, fields)
         try:
-            return self._asked(lambda: self._call_once(call, fields, answer_seconds), may_repeat=harmless)
+            return self._ask(lambda: self._call_once(call, fields, answer_seconds), may_repeat=harmless)
         except http.ConnectionLost as error:
             if call in READ_ONLY:
                 raise
@@ -401,7 +401,7 @@ class Client:
                 hint="look with `gpushare ps`, `gpushare jobs` or `gpushare gpus` before you ask again",
             ) from error
 
-    def _asked(self, once: Callable[[], _Answer], *, may_repeat: bool) -> _Answer:
+    def _ask(self, once: Callable[[], _Answer], *, may_repeat: bool) -> _Answer:
         return once() if self.retries is None else self.retries.ask(once, self.path, may_repeat=may_repeat)
 
     def _call_once(self, call: str, fields: Mapping[str, object], answer_seconds: float) -> dict[str, Any]:

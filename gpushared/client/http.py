@@ -89,8 +89,8 @@ class _Reader:
         return HttpAnswer(status, self._body(status, headers))
 
     def _head(self) -> tuple[int, dict[str, str]]:
-        words = self._line().split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal():  # noqa: PLR2004
+        parts = self._line().split(" ", 2)
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():  # noqa: PLR2004
             raise not_our_daemon(self._path, "no HTTP answer")
         headers: dict[str, str] = {}
         size = 0
@@ -100,7 +100,7 @@ class _Reader:
                 raise not_our_daemon(self._path, "endless headers")
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        return int(words[1]), headers
+        return int(parts[1]), headers
 
     def _body(self, status: int, headers: dict[str, str]) -> bytes:
         if status in {204, 304}:
@@ -159,10 +159,10 @@ class _Reader:
             raise _lost(self._path)
 
     def _receive(self) -> int:
-        left = self._deadline - monotonic()
-        if left <= 0:
+        remaining = self._deadline - monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        self._connection.settimeout(left)
+        self._connection.settimeout(remaining)
         data = self._connection.recv(256 * 1024)
         self._buffer += data
         return len(data)
@@ -190,10 +190,10 @@ def from_answer(status: int, body: bytes, path: str) -> GpushareError:
     return NotLeader(message, hint=hint, leader=leader) if leader else kind_of_code(code)(message, hint=hint)
 
 
-def not_our_daemon(path: str, what: str) -> GpushareError:
+def not_our_daemon(path: str, evidence: str) -> GpushareError:
     """Return the error for a program on the socket that does not speak as gpushared does."""
     return NotOurDaemon(
-        f"the program that answers on {path} is not gpushared ({what})", hint="check GPUSHARE_HOST"
+        f"the program that answers on {path} is not gpushared ({evidence})", hint="check GPUSHARE_HOST"
     )
 
 

@@ -23,9 +23,9 @@ def read_bounds(text: str, now: datetime) -> tuple[float, float]:
         except RequestError:
             raise RequestError(f"{shown(text)} is not a time", hint=HINT) from None
         return moment, moment
-    which, _, unit = text.partition("-")
+    prefix, _, unit = text.partition("-")
     begin = _begin_of(unit, now)
-    if which in {"last", "yesterday"}:
+    if prefix in {"last", "yesterday"}:
         begin = _begin_of(unit, begin - timedelta(days=1))
     after = {"week": 7, "month": 32}.get(unit, 1)
     end = _begin_of(unit, begin + timedelta(days=after, hours=2))

@@ -69,12 +69,12 @@ class RetryPatience:
         self,
         seconds: float,
         *,
-        known: bool,
+        is_known: bool,
         longest_pause_seconds: float = LONGEST_SECONDS,
         generator: random.Random | None = None,
     ) -> None:
-        """Take ``known``: True if the other side has ever answered."""
-        self._seconds = seconds if known else min(seconds, FIRST_SECONDS)
+        """Take ``is_known``: True if the other side has ever answered."""
+        self._seconds = seconds if is_known else min(seconds, FIRST_SECONDS)
         self._full_seconds = seconds
         self._longest_pause_seconds = longest_pause_seconds
         if generator is None:
@@ -141,7 +141,7 @@ class Retries:
     def _pause(self, error: GpushareError) -> None:
         if self._patience is None:
             self._patience = RetryPatience(
-                self.seconds, known=True, longest_pause_seconds=LONGEST_PAUSE_SECONDS
+                self.seconds, is_known=True, longest_pause_seconds=LONGEST_PAUSE_SECONDS
             )
             away = "the daemon is away" if isinstance(error, DaemonUnavailable) else error.message
             self.tell(f"{away}; trying again for {self.seconds:.0f} s")
@@ -163,10 +163,10 @@ def configured_retries(tell: Callable[[str], None]) -> Retries | None:
     return Retries(tell, seconds) if seconds else None
 
 
-def may_repeat(call: str, asked: Mapping[str, Any]) -> bool:
+def may_repeat(call: str, fields: Mapping[str, Any]) -> bool:
     """Return True if a call does no harm even though an earlier try of it was carried out."""
     if call in WITH_REQUEST_ID:
-        return bool(asked.get("request_id") or asked.get("job", {}).get("request_id"))
+        return bool(fields.get("request_id") or fields.get("job", {}).get("request_id"))
     return call in READ_ONLY or call in IDEMPOTENT
 
 

@@ -64,7 +64,7 @@ def test_words_are_sorted(case: Case) -> None:
     words = split(case.typed.split())
     assert words.image == case.image
     assert words.docker == case.docker.split()
-    assert words.ours == case.ours
+    assert words.own_options == case.ours
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ BASE = {
 }
 BASE |= {"gpushared.domain", "gpushared.domain.model", "gpushared.domain.model.errors"}
 CLIENT = {"gpushared.client"} | {
-    f"gpushared.client.{name}" for name in ("api", "http", "retries", "submit_words")
+    f"gpushared.client.{name}" for name in ("api", "http", "retries", "submit_parameters")
 }
 CLIENT |= {"gpushared.domain.model.backoff"}
 CLIENT |= {f"gpushared.api{name}" for name in ("", ".message", ".v1", ".v1.messages")}

@@ -25,7 +25,7 @@ from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.pool_address import find_pool, pool_of
 from gpushared.client.pipeline.progress import JobWatch, Position
 from gpushared.client.retries import FIRST_SECONDS, RetryPatience
-from gpushared.client.submit_words import JOB_WORDS, LEASE_WORDS, SUBMIT_WORDS
+from gpushared.client.submit_parameters import JOB_PARAMETERS, LEASE_PARAMETERS, SUBMIT_PARAMETERS
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
@@ -182,7 +182,7 @@ def test_the_commands_do_not_import_grpc() -> None:
 
 
 def test_it_asks_more_and_more_rarely_until_the_time_is_over() -> None:
-    patience = RetryPatience(100.0, known=True)
+    patience = RetryPatience(100.0, is_known=True)
     pauses = [patience.pause_seconds(AWAY, 0.0) for _ in range(10)]
     assert pauses[0] <= 0.2
     assert 2.5 <= pauses[-1] <= 5.0
@@ -192,14 +192,14 @@ def test_it_asks_more_and_more_rarely_until_the_time_is_over() -> None:
 
 
 def test_an_answer_makes_it_patient_again() -> None:
-    patience = RetryPatience(100.0, known=True)
+    patience = RetryPatience(100.0, is_known=True)
     patience.pause_seconds(AWAY, 0.0)
     patience.answered()
     assert patience.pause_seconds(AWAY, 150.0) <= 0.2
 
 
 def test_who_never_answered_is_not_waited_for_long() -> None:
-    patience = RetryPatience(100.0, known=False)
+    patience = RetryPatience(100.0, is_known=False)
     patience.pause_seconds(AWAY, 0.0)
     with pytest.raises(ConnectionLost):
         patience.pause_seconds(AWAY, FIRST_SECONDS)
@@ -208,7 +208,7 @@ def test_who_never_answered_is_not_waited_for_long() -> None:
 @pytest.mark.parametrize("error", [NotFound("no"), StateConflict("no"), RequestError("no")])
 def test_what_would_be_said_again_is_not_asked_again(error: GpushareError) -> None:
     with pytest.raises(type(error)):
-        RetryPatience(100.0, known=True).pause_seconds(error, 0.0)
+        RetryPatience(100.0, is_known=True).pause_seconds(error, 0.0)
 
 
 # --- where reading goes on
@@ -281,16 +281,16 @@ DOCKERS = {"image", "command", "env", "mounts", "workdir", "name", "body", "pull
 
 def test_a_program_has_the_same_words_as_the_command_submit() -> None:
     options = {name.removeprefix("--") for one in submit.params for name in one.opts if name.startswith("--")}
-    assert options - {"help"} == {word.option for word in SUBMIT_WORDS}
+    assert options - {"help"} == {word.option for word in SUBMIT_PARAMETERS}
     arguments = {one.name for one in fields(JobRequest)} | {"array"}
-    assert arguments - DOCKERS == {word.argument for word in SUBMIT_WORDS}
+    assert arguments - DOCKERS == {word.argument for word in SUBMIT_PARAMETERS}
 
 
 def test_each_word_is_a_field_of_the_api() -> None:
     lease = {one.name for one in leases_pb2.LeaseRequest.DESCRIPTOR.fields}
     job = {one.name for one in jobs_pb2.SubmitRequest.DESCRIPTOR.fields}
-    assert {word.field for word in LEASE_WORDS} <= lease
-    assert {word.field for word in JOB_WORDS} <= job
+    assert {word.field for word in LEASE_PARAMETERS} <= lease
+    assert {word.field for word in JOB_PARAMETERS} <= job
 
 
 def test_each_word_of_a_request_is_in_its_message() -> None:

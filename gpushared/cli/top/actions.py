@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from gpushared.cli import text
+from gpushared.cli.ps import time_left
 from gpushared.cli.top.panels import PanelRow
 from gpushared.client import Client, Lease
 from gpushared.client.jobs import Jobs
@@ -27,15 +27,15 @@ class ActionTarget(NamedTuple):
 
 
 class KeyAction(NamedTuple):
-    """Describe an action. ``words``: of the command that does the same; None where it makes no sense.
+    """Describe an action. ``command`` gives the arguments that do the same; None where it makes no sense.
 
     ``do`` makes the call and returns a sentence; an action without it runs its command on the terminal.
-    ``asks`` is the word that is asked for before, with its usual value.
+    ``asks`` names the value that the user types before, and ``usual`` is the value to begin with.
     """
 
     key: str
     name: str
-    words: Callable[[ActionTarget, str], Sequence[str] | None]
+    command: Callable[[ActionTarget, str], Sequence[str] | None]
     do: Callable[[Client, ActionTarget, str], str] | None = None
     asks: str = ""
     usual: str = ""
@@ -91,9 +91,7 @@ def _do_pause(client: Client, target: ActionTarget, _: str) -> str:
 
 
 def _do_extend(client: Client, target: ActionTarget, duration: str) -> str:
-    lease = client.extend(target.name, duration)
-    left = "" if lease.expires_at is None else f": {text.span(lease.expires_at - time.time())} left"
-    return f"{lease.id}{left}"
+    return time_left(client.extend(target.name, duration), time.time())
 
 
 ACTIONS = (

@@ -115,7 +115,7 @@ class UseByMinute:
                 of_gpu = self._sums.setdefault(gpu_key(gpu), {})
                 total, count = of_gpu.get(minute, (0.0, 0))
                 of_gpu[minute] = total + gpu.utilization_ratio, count + 1
-                for old in [one for one in of_gpu if one <= minute - TREND_MINUTES]:
+                for old in [past_minute for past_minute in of_gpu if past_minute <= minute - TREND_MINUTES]:
                     del of_gpu[old]
 
     def take_history(self, recent: RecentUse) -> None:

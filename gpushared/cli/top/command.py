@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import click
 
-from gpushared.cli.listing import Options
-from gpushared.cli.listing_command import kind_of
+from gpushared.cli.listing import Options, own_values_of
+from gpushared.cli.listing_command import click_option
 from gpushared.cli.top.start import OWN, start
 
 
 def _top(**values: str | bool | None) -> int:
-    own_values = {(name, "true" if value is True else value) for name, value in values.items() if value}
-    return start(Options(own_values=frozenset(own_values)))
+    return start(Options(own_values=own_values_of(values)))
 
 
 top = click.Command(
     "top",
-    params=[click.Option([*one.names, one.key], **kind_of(one), help=one.help) for one in OWN],
+    params=[*map(click_option, OWN)],
     callback=_top,
     help="""Show GPUs, leases and the queue, and keep showing them.
 

@@ -47,8 +47,8 @@ def _cell(gpu: RecentGpu, begin: float, width: int) -> list[Segment]:
     if not users:
         shown = UNHELD if not use else f"{UNHELD} {used}"
         return [Segment(shown.ljust(width + 1), _QUIET_LOOK)]
-    others = f"+{len(users) - 1}" if users[1:] else ""
-    tail = f"{others} {used}"
+    more_users = f"+{len(users) - 1}" if users[1:] else ""
+    tail = f"{more_users} {used}"
     shown = shortened(users[0], max(1, width - len(tail))) + tail
     return [Segment(shown, _look(use)), Segment(" " * max(1, width + 1 - text_width(shown)))]
 
@@ -61,12 +61,12 @@ def _look(use: float | None) -> str:
 
 def holders(gpu: RecentGpu, begin: float) -> Sequence[str]:
     """Return the users who held the GPU in the ten minutes, who held most first: share times time."""
-    held: dict[str, float] = {}
-    for one in gpu.holdings:
-        seconds = min(one.until, begin + CELL_SECONDS) - max(one.since, begin)
+    amounts: dict[str, float] = {}
+    for holding in gpu.holdings:
+        seconds = min(holding.until, begin + CELL_SECONDS) - max(holding.since, begin)
         if seconds > 0:
-            held[one.owner] = held.get(one.owner, 0.0) + seconds * one.share_permille
-    return sorted(held, key=lambda owner: (-held[owner], owner))
+            amounts[holding.owner] = amounts.get(holding.owner, 0.0) + seconds * holding.share_permille
+    return sorted(amounts, key=lambda owner: (-amounts[owner], owner))
 
 
 def mean_use(gpu: RecentGpu, begin: float) -> float | None:

@@ -41,14 +41,14 @@ class Prompt(NamedTuple):
 
 
 class Ui(NamedTuple):
-    """Hold what the user chose. ``chosen`` and ``places`` have the row of each panel, by key and by number."""
+    """Hold what the user chose. ``chosen`` and ``numbers`` have the row of each panel, by key and by number."""
 
     screen: str = PANELS
     focus: str = LEASES
     chosen: Mapping[str, str] = {}
-    places: Mapping[str, int] = {}
+    numbers: Mapping[str, int] = {}
     orders: Mapping[str, int] = {}
-    words: str = ""
+    filter_text: str = ""
     prompt: Prompt | None = None
     message: str = ""
     title: str = ""
@@ -78,18 +78,18 @@ class Do(NamedTuple):
 Effect = Leave | Explain | Do
 
 
-def place(ui: Ui, panel: Panel) -> int:
+def chosen_number(ui: Ui, panel: Panel) -> int:
     """Return the number of the chosen row: by its key, else the row that is now in its place; -1 for none."""
-    wanted = ui.chosen.get(panel.name)
+    chosen_key = ui.chosen.get(panel.name)
     for number, row in enumerate(panel.rows):
-        if row.key == wanted:
+        if row.key == chosen_key:
             return number
-    return min(ui.places.get(panel.name, 0), len(panel.rows) - 1)
+    return min(ui.numbers.get(panel.name, 0), len(panel.rows) - 1)
 
 
 def chosen_row(ui: Ui, panels: Mapping[str, Panel]) -> PanelRow | None:
     panel = panels[ui.focus]
-    number = place(ui, panel)
+    number = chosen_number(ui, panel)
     return panel.rows[number] if number >= 0 else None
 
 
@@ -120,9 +120,9 @@ def _press_on_panels(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui,
         order = (ui.orders.get(ui.focus, 0) + 1) % len(ORDERS[ui.focus])
         return ui._replace(orders={**ui.orders, ui.focus: order}), None
     if key == "/":
-        return ui._replace(prompt=Prompt(None, None, ui.words)), None
+        return ui._replace(prompt=Prompt(None, None, ui.filter_text)), None
     if key == "esc":
-        return ui._replace(words=""), None
+        return ui._replace(filter_text=""), None
     return _act(ui, key, target_of(chosen_row(ui, panels)))
 
 
@@ -141,9 +141,9 @@ _MOVES = {
 def _move(ui: Ui, panel: Panel, key: str) -> Ui:
     if not panel.rows:
         return ui
-    number = max(0, min(place(ui, panel) + _MOVES[key], len(panel.rows) - 1))
+    number = max(0, min(chosen_number(ui, panel) + _MOVES[key], len(panel.rows) - 1))
     chosen = {**ui.chosen, panel.name: panel.rows[number].key}
-    return ui._replace(chosen=chosen, places={**ui.places, panel.name: number})
+    return ui._replace(chosen=chosen, numbers={**ui.numbers, panel.name: number})
 
 
 def _open(ui: Ui, key: str) -> Ui:
@@ -162,14 +162,14 @@ def _read(ui: Ui, key: str, panels: Mapping[str, Panel]) -> Ui:
 
 
 def _act(ui: Ui, key: str, target: ActionTarget | None) -> tuple[Ui, Effect | None]:
-    action = next((one for one in ACTIONS if one.key == key), None)
+    action = next((action for action in ACTIONS if action.key == key), None)
     if action is None and key not in {"enter", "w"}:
         return ui, None
     if target is None:
         return ui._replace(message="choose a lease that commands on this machine can name"), None
     if action is None:
         return ui, Explain(target, whole=key == "enter")
-    if action.words(target, "") is None:
+    if action.command(target, "") is None:
         return ui._replace(message=f"{action.name}: not for {target.name}, which is {target.state}"), None
     if action.do is None:
         return ui, Do(action, target, "")
@@ -179,7 +179,7 @@ def _act(ui: Ui, key: str, target: ActionTarget | None) -> tuple[Ui, Effect | No
 def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
     """Take a key into the question that is open."""
     if key == "esc":
-        return ui._replace(prompt=None, words="" if prompt.action is None else ui.words), None
+        return ui._replace(prompt=None, filter_text="" if prompt.action is None else ui.filter_text), None
     if prompt.typed is None:
         if key not in {"y", "Y"}:
             return ui._replace(prompt=None, message="nothing was done"), None
@@ -195,7 +195,7 @@ def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
     else:
         return ui, None
     ui = ui._replace(prompt=prompt._replace(typed=typed))
-    return ui._replace(words=typed) if prompt.action is None else ui, None
+    return ui._replace(filter_text=typed) if prompt.action is None else ui, None
 
 
 def _confirm(ui: Ui, prompt: Prompt, typed: str) -> tuple[Ui, Effect | None]:

@@ -79,34 +79,34 @@ ORDERS: Mapping[str, Sequence[Order]] = {
 
 
 def panels(
-    answers: Answers, now: float, *, words: str, orders: Mapping[str, int], plain: bool
+    answers: Answers, now: float, *, filter_text: str, orders: Mapping[str, int], plain: bool
 ) -> dict[str, Panel]:
-    """Return the panels in their order on the screen. ``words`` filter leases and those who wait."""
+    """Return the panels in their order on the screen. ``filter_text`` chooses leases and waiting requests."""
     in_pool = answers.nodes is not None
     running, waiting = _leases(answers, now), _waiting(answers, now)
     shown = {GPUS: _panel(GPUS, _gpus(answers, now, plain=plain), "", orders, in_pool=in_pool)}
     if answers.nodes is not None:
         rows = [PanelRow(node.name, nodes.node_row(node, now), node) for node in answers.nodes.nodes]
         shown[NODES] = _panel(NODES, rows, "", orders, in_pool=in_pool)
-    shown[LEASES] = _panel(LEASES, running, words, orders, in_pool=in_pool)
-    shown[QUEUE] = _panel(QUEUE, waiting, words, orders, in_pool=in_pool)
+    shown[LEASES] = _panel(LEASES, running, filter_text, orders, in_pool=in_pool)
+    shown[QUEUE] = _panel(QUEUE, waiting, filter_text, orders, in_pool=in_pool)
     return shown
 
 
 def _panel(
-    name: str, rows: Sequence[PanelRow], words: str, orders: Mapping[str, int], *, in_pool: bool
+    name: str, rows: Sequence[PanelRow], filter_text: str, orders: Mapping[str, int], *, in_pool: bool
 ) -> Panel:
     order = ORDERS[name][orders.get(name, 0) % len(ORDERS[name])]
-    found = [row for row in rows if _matches(row.cells, words)]
+    matches = [row for row in rows if _matches(row.cells, filter_text)]
     if order.figure is not None:
         figure = order.figure
-        found.sort(key=lambda row: figure(row.item))  # type: ignore[arg-type,return-value]  # of one kind each
+        matches.sort(key=lambda row: figure(row.item))  # type: ignore[arg-type,return-value]  # of one kind each
     columns = [column for column in COLUMNS[name] if in_pool or not column.pool]
-    return Panel(name, columns, DROPS[name], found, len(rows), order.name, EMPTY[name])
+    return Panel(name, columns, DROPS[name], matches, len(rows), order.name, EMPTY[name])
 
 
-def _matches(cells: Row, words: str) -> bool:
-    return not words or any(words.lower() in cell.lower() for cell in cells.values())
+def _matches(cells: Row, filter_text: str) -> bool:
+    return not filter_text or any(filter_text.lower() in cell.lower() for cell in cells.values())
 
 
 def _gpus(answers: Answers, now: float, *, plain: bool) -> list[PanelRow]:
@@ -130,11 +130,11 @@ def _gpus(answers: Answers, now: float, *, plain: bool) -> list[PanelRow]:
 
 def _walls(answers: Answers) -> dict[str, list[str]]:
     """Return the walls that keep the leases on each GPU inside their memory."""
-    found: dict[str, dict[str, None]] = {}
+    walls_by_gpu: dict[str, dict[str, None]] = {}
     for lease in answers.leases.leases:
         for grant in lease.grants if lease.memory_wall else ():
-            found.setdefault(f"{lease.node}/{grant.gpu_uuid}", {})[lease.memory_wall] = None
-    return {key: sorted(walls) for key, walls in found.items()}
+            walls_by_gpu.setdefault(f"{lease.node}/{grant.gpu_uuid}", {})[lease.memory_wall] = None
+    return {key: sorted(walls) for key, walls in walls_by_gpu.items()}
 
 
 def health(gpu: Gpu) -> str:
@@ -148,9 +148,9 @@ def memory_bar(gpu: Gpu, *, plain: bool) -> str:
     """Draw the memory: used, held by leases and not used, free."""
     marks = "#=." if plain else "█▒·"
     total = max(1, gpu.memory_total_bytes)
-    held = max(0, gpu.memory_leasable_bytes - gpu.memory_free_bytes) if gpu.memory_leasable_bytes else 0
+    held_bytes = max(0, gpu.memory_leasable_bytes - gpu.memory_free_bytes) if gpu.memory_leasable_bytes else 0
     used_places = _places(gpu.memory_used_bytes or 0, total)
-    held_places = max(0, _places(held, total) - used_places)
+    held_places = max(0, _places(held_bytes, total) - used_places)
     return (
         marks[0] * used_places + marks[1] * held_places + marks[2] * (BAR_WIDTH - used_places - held_places)
     )
@@ -162,7 +162,7 @@ def _places(part: int, total: int) -> int:
 
 
 def _leases(answers: Answers, now: float) -> list[PanelRow]:
-    held = [
+    rows = [
         PanelRow(f"{lease.node}/{lease.id}", ps.lease_row(lease, now), lease)
         for lease in answers.leases.leases
         if lease.waiting is None
@@ -171,8 +171,8 @@ def _leases(answers: Answers, now: float) -> list[PanelRow]:
     for process in answers.leases.unmanaged:
         name = f"{process.node}/{process.pid}/{process.gpu_uuid}"
         numbers[name] += 1
-        held.append(PanelRow(f"{name}/{numbers[name]}", ps.unmanaged_row(process), process))
-    return held
+        rows.append(PanelRow(f"{name}/{numbers[name]}", ps.unmanaged_row(process), process))
+    return rows
 
 
 def _waiting(answers: Answers, now: float) -> list[PanelRow]:
@@ -186,15 +186,15 @@ def _waiting(answers: Answers, now: float) -> list[PanelRow]:
 
 def notes(answers: Answers, now: float) -> list[str]:
     """Return a line for each thing that is wrong now, as ``gpushare gpus`` and ``gpushare nodes`` write them."""
-    found = gpus.notes(answers.gpus, now) + list(answers.leases.notices)
+    lines = gpus.notes(answers.gpus, now) + list(answers.leases.notices)
     if answers.nodes is not None:
-        found += nodes.notes(answers.nodes, now)
-    return [text.printable(note) for note in dict.fromkeys(found)]
+        lines += nodes.notes(answers.nodes, now)
+    return [text.printable(note) for note in dict.fromkeys(lines)]
 
 
 def _chosen(columns: Sequence[Column], *names: str) -> list[Column]:
-    known = {column.key: column for column in columns}
-    return [known[name] for name in names]
+    by_key = {column.key: column for column in columns}
+    return [by_key[name] for name in names]
 
 
 _IDLE = Column("idle", right=True)

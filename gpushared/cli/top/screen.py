@@ -152,20 +152,21 @@ class Program:
         self._panels = self._make_panels(now, news)
         screen.erase()
         for number, line in enumerate(picture(news, self._ui, self._panels, size, now)):
-            place = 0
+            column = 0
             for segment in line:
                 try:
-                    screen.addstr(number, place, segment.text, self._look(segment.look))
+                    screen.addstr(number, column, segment.text, self._look(segment.look))
                 except curses.error:
                     break  # the last place of the last line: it is drawn, but the cursor has no place after it
-                place = screen.getyx()[1]
+                column = screen.getyx()[1]
         screen.refresh()
 
     def _make_panels(self, now: float, news: News | None = None) -> dict[str, Panel]:
         answers = (news or self._feed.news).answers
         if answers is None:
             return {}
-        return panels(answers, now, words=self._ui.words, orders=self._ui.orders, plain=self._plain)
+        ui = self._ui
+        return panels(answers, now, filter_text=ui.filter_text, orders=ui.orders, plain=self._plain)
 
     def _size(self, screen: curses.window) -> ScreenSize:
         lines, columns = screen.getmaxyx()
@@ -186,15 +187,15 @@ class Program:
 
     def _attribute_of(self, look: str) -> int:
         """Turn the parameters of SGR to what curses calls attributes."""
-        found = curses.A_NORMAL
+        attributes = curses.A_NORMAL
         for code in look.split(";"):
             if code in _ATTRIBUTES:
-                found |= _ATTRIBUTES[code]
+                attributes |= _ATTRIBUTES[code]
             elif self._colour and curses.has_colors() and code.isdecimal():
                 number = int(code) - 30
                 _quietly(lambda number=number: curses.init_pair(number, number, -1))  # type: ignore[misc]
-                found |= curses.color_pair(number)
-        return found
+                attributes |= curses.color_pair(number)
+        return attributes
 
     # --- what keys ask for
 
@@ -206,7 +207,7 @@ class Program:
 
     def _carry_out(self, effect: Effect, screen: curses.window) -> None:
         if isinstance(effect, Do) and effect.action.do is None:
-            _on_the_terminal(effect.action.words(effect.target, effect.typed) or (), screen)
+            _on_the_terminal(effect.action.command(effect.target, effect.typed) or (), screen)
         elif self._is_working:
             self._ui = self._ui._replace(message="the command before is still under way")
         else:
@@ -274,18 +275,18 @@ def _quietly(work: Callable[[], object]) -> None:
 
 def _read_keys(screen: curses.window) -> list[str]:
     """Return the keys that were pressed since the last call."""
-    found: list[str] = []
+    keys: list[str] = []
     while True:
         try:
             key = screen.get_wch()
         except curses.error:
-            return found
+            return keys
         name = _CHARACTERS.get(key, key) if isinstance(key, str) else _KEYS.get(key, "")
         if name:
-            found.append(name)
+            keys.append(name)
 
 
-def _on_the_terminal(words: Sequence[str], screen: curses.window) -> None:
+def _on_the_terminal(command: Sequence[str], screen: curses.window) -> None:
     """Run a command of gpushare's in the place of the picture, and wait for a key before the picture is back."""
     from gpushared.cli.result import run_as_child
 
@@ -293,9 +294,9 @@ def _on_the_terminal(words: Sequence[str], screen: curses.window) -> None:
     program = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - own]]
     curses.def_prog_mode()
     curses.endwin()
-    print(f"$ gpushare {' '.join(words)}", flush=True)
+    print(f"$ gpushare {' '.join(command)}", flush=True)
     with suppress(KeyboardInterrupt, EOFError):
-        run_as_child([*program, *words], os.environ)
+        run_as_child([*program, *command], os.environ)
         input("-- Enter: back to gpushare top --")
     curses.reset_prog_mode()
     screen.clear()

@@ -7,7 +7,7 @@ import sys
 import time
 
 from gpushared.cli.errors import MAX_SHOWN, UsageError
-from gpushared.cli.listing import Options, OwnOption, client_for
+from gpushared.cli.listing import Options, OwnOption, client_for, own_values_of
 from gpushared.cli.sparkline import is_plain
 from gpushared.cli.table import terminal_width, wants_colour
 from gpushared.cli.top.answers import WantedLeases, ask
@@ -38,7 +38,7 @@ def start(options: Options) -> int:
     scope = WantedLeases(
         pool=bool(options.value("pool") or node), node=node, mine=bool(options.value("mine"))
     )
-    client = client_for(Client(), Options(own_values=frozenset({("pool", "true")} if scope.pool else ())))
+    client = client_for(Client(), Options(own_values=own_values_of({"pool": scope.pool})))
     if options.value("json"):
         return _json(client, scope, interval_seconds, once=once)
     plain, colour = bool(options.value("ascii")) or is_plain(sys.stdout), wants_colour(sys.stdout)
@@ -51,14 +51,14 @@ def start(options: Options) -> int:
     return Program(client, scope, interval_seconds, plain=plain, colour=colour).run()
 
 
-def _seconds(word: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        seconds = float(word or USUAL_SECONDS)
+        seconds = float(text or USUAL_SECONDS)
     except ValueError:
         seconds = 0.0
     if not LEAST_SECONDS <= seconds <= MAX_SECONDS:
         raise UsageError(
-            f"--interval {word[:MAX_SHOWN]!r} is not possible",
+            f"--interval {text[:MAX_SHOWN]!r} is not possible",
             hint=f"give seconds, {LEAST_SECONDS:g} to {MAX_SECONDS:g}",
         )
     return seconds
@@ -84,7 +84,7 @@ def _once(client: Client, scope: WantedLeases, *, plain: bool, colour: bool) -> 
     news = Feed(client, scope, USUAL_SECONDS, lambda: None).once()
     assert news.answers is not None, "they came, or an error was raised"
     now = time.time()
-    shown = panels(news.answers, now, words="", orders={}, plain=plain)
+    shown = panels(news.answers, now, filter_text="", orders={}, plain=plain)
     size = ScreenSize(terminal_width(sys.stdout), 0, plain)
     sys.stdout.write(as_text(whole_picture(news, shown, size, now), colour=colour))
     return 0

@@ -13,7 +13,7 @@ from gpushared.cli.table import Segment, text_width
 from gpushared.cli.top.actions import ACTIONS, target_of
 from gpushared.cli.top.answers import Answers
 from gpushared.cli.top.grid import LEGEND, grid
-from gpushared.cli.top.keys import GRID, HELP, PANELS, Prompt, Ui, chosen_row, place
+from gpushared.cli.top.keys import GRID, HELP, PANELS, Prompt, Ui, chosen_number, chosen_row
 from gpushared.cli.top.panels import LEASES, QUEUE, Panel, notes
 from gpushared.light import NamedTuple
 
@@ -92,23 +92,23 @@ def _header(news: News, size: ScreenSize, now: float, *, all_notes: bool = False
     lines += [[Segment(SIMULATED, WARNING)]] if answers.simulated else []
     if news.trouble:
         lines.append([Segment(f"no answer for {text.span(now - answers.at)}: {news.trouble}", TROUBLE)])
-    found = [
+    note_lines = [
         line for note in notes(answers, now) for line in _wrapped(note, size.width, indent=2, look=TROUBLE)
     ]
-    if not all_notes and len(found) > MAX_NOTE_LINES:
+    if not all_notes and len(note_lines) > MAX_NOTE_LINES:
         more = [Segment("and more: gpushare gpus", TROUBLE)]
-        found = [*found[: MAX_NOTE_LINES - 1], more]
-    lines += found
+        note_lines = [*note_lines[: MAX_NOTE_LINES - 1], more]
+    lines += note_lines
     return lines if all_notes else lines[: max(1, size.height // 3)]
 
 
 def _facts(answers: Answers) -> list[str]:
     gpus, leases = len(answers.gpus.gpus), answers.leases.leases
     waiting = sum(lease.waiting is not None for lease in leases)
-    place = answers.gpus.node
+    where = answers.gpus.node
     if answers.nodes is not None:
-        place = f"pool {answers.nodes.pool}" if answers.nodes.pool else "pool"
-    return [place, f"{_counted(gpus, 'GPU')}, {_counted(len(leases) - waiting, 'lease')}, {waiting} waiting"]
+        where = f"pool {answers.nodes.pool}" if answers.nodes.pool else "pool"
+    return [where, f"{_counted(gpus, 'GPU')}, {_counted(len(leases) - waiting, 'lease')}, {waiting} waiting"]
 
 
 def _counted(count: int, noun: str) -> str:
@@ -120,9 +120,9 @@ def _with_right(left: Sequence[Segment], right: Segment, width: int) -> Line:
     room = width - text_width(right.text) - 2
     if room < 0:
         return cut(left, width)
-    kept = cut(left, room)
-    space = width - text_width(right.text) - sum(text_width(one.text) for one in kept)
-    return [*kept, Segment(" " * space), right]
+    beginning = cut(left, room)
+    space = width - text_width(right.text) - sum(text_width(segment.text) for segment in beginning)
+    return [*beginning, Segment(" " * space), right]
 
 
 def _footer(ui: Ui, panels: Mapping[str, Panel], size: ScreenSize) -> list[Line]:
@@ -132,7 +132,7 @@ def _footer(ui: Ui, panels: Mapping[str, Panel], size: ScreenSize) -> list[Line]
         return [_keys((("up down", "move"), ("q Esc", "back")), size.width)]
     actions = _actions(ui, panels)
     if size.height <= LOW_SCREEN_LINES:
-        keys = [*GENERAL_KEYS[:2], *((key, words[0]) for key, words in actions), *GENERAL_KEYS[2:]]
+        keys = [*GENERAL_KEYS[:2], *((key, command[0]) for key, command in actions), *GENERAL_KEYS[2:]]
         return [[Segment(ui.message, WARNING)] if ui.message else _keys(keys, size.width)]
     commands = [Segment(ui.message, WARNING)] if ui.message else _commands(actions, size.width)
     return [commands, _keys(GENERAL_KEYS, size.width)]
@@ -142,7 +142,7 @@ def _question(prompt: Prompt) -> Line:
     if prompt.action is None:
         return [Segment("show only: ", TITLE), Segment(f"{prompt.typed}_"), Segment("  Enter  Esc", QUIET)]
     assert prompt.target is not None, "a question about an action names its target"
-    words = " ".join(prompt.action.words(prompt.target, prompt.typed or "") or ())
+    command = " ".join(prompt.action.command(prompt.target, prompt.typed or "") or ())
     if prompt.typed is not None:
         question = (
             f"{prompt.action.name} {prompt.target.name} of {prompt.target.owner} {prompt.action.asks}: "
@@ -150,35 +150,37 @@ def _question(prompt: Prompt) -> Line:
         return [
             Segment(question, TITLE),
             Segment(f"{prompt.typed}_"),
-            Segment(f"  gpushare {words}  Enter  Esc", QUIET),
+            Segment(f"  gpushare {command}  Enter  Esc", QUIET),
         ]
-    return [Segment(f"gpushare {words}", TITLE), Segment(f"  of {prompt.target.owner}: y or n? ")]
+    return [Segment(f"gpushare {command}", TITLE), Segment(f"  of {prompt.target.owner}: y or n? ")]
 
 
 def _actions(ui: Ui, panels: Mapping[str, Panel]) -> list[tuple[str, Sequence[str]]]:
-    """Return the keys that do something to the chosen row, each with the words of its command."""
+    """Return the keys that do something to the chosen row, each with its command."""
     target = target_of(chosen_row(ui, panels)) if panels else None
     if target is None:
         return []
-    return [(one.key, words) for one in ACTIONS if (words := one.words(target, "")) is not None]
+    return [
+        (action.key, command) for action in ACTIONS if (command := action.command(target, "")) is not None
+    ]
 
 
-def _keys(found: Iterable[tuple[str, str]], width: int) -> Line:
+def _keys(keys: Iterable[tuple[str, str]], width: int) -> Line:
     """Return as many keys as fit, none of them in part."""
     line: list[Segment] = []
-    left = width
-    for key, word in found:
-        left -= len(key) + 1 + len(word) + 2
-        if left >= -2:  # noqa: PLR2004 - the two spaces at the end need no room
-            line += [Segment(key, TITLE), Segment(f" {word}  ")]
+    room = width
+    for key, label in keys:
+        room -= len(key) + 1 + len(label) + 2
+        if room >= -2:  # noqa: PLR2004 - the two spaces at the end need no room
+            line += [Segment(key, TITLE), Segment(f" {label}  ")]
     return line
 
 
 def _commands(actions: Sequence[tuple[str, Sequence[str]]], width: int) -> Line:
     """Return a line with the command that each key stands for."""
-    line = _keys(((key, " ".join(words)) for key, words in actions), width)
+    line = _keys(((key, " ".join(command)) for key, command in actions), width)
     program = Segment("gpushare  ", QUIET)
-    has_room = text_width(program.text) + sum(text_width(one.text) for one in line) <= width
+    has_room = text_width(program.text) + sum(text_width(segment.text) for segment in line) <= width
     return [program, *line] if line and has_room else line
 
 
@@ -189,9 +191,9 @@ def _panels(ui: Ui, panels: Mapping[str, Panel], width: int, room: int) -> list[
     needs = {name: 2 + len(panel.rows) if panel.rows else 1 for name, panel in panels.items()}
     lines: list[Line] = []
     for name, height in shared_out(needs, ui.focus, room).items():
-        lines += _panel(
-            panels[name], place(ui, panels[name]), width, height, is_focused=name == ui.focus, words=ui.words
-        )
+        panel, is_focused = panels[name], name == ui.focus
+        number = chosen_number(ui, panel)
+        lines += _panel(panel, number, width, height, is_focused=is_focused, filter_text=ui.filter_text)
     return lines
 
 
@@ -201,29 +203,29 @@ def shared_out(needs: Mapping[str, int], focus: str, room: int) -> dict[str, int
     Each gets its part of the screen if it needs it; the remaining lines go to the panel in focus first.
     """
     order = [focus, *(name for name in needs if name != focus)]
-    given = dict.fromkeys(needs, 0)
-    left = room
+    heights = dict.fromkeys(needs, 0)
+    free = room
     for name in order:
         least = min(needs[name], LEAST_PANEL_LINES)
-        if least <= left or name == focus:
-            given[name] = max(0, min(least, left))
-            left -= given[name]
+        if least <= free or name == focus:
+            heights[name] = max(0, min(least, free))
+            free -= heights[name]
     part = room // max(1, len(needs))
     for most in (part, room):
         for name in order:
-            if given[name]:
-                more = max(0, min(needs[name], most) - given[name])
-                given[name] += min(more, left)
-                left -= min(more, left)
-    return {name: lines for name, lines in given.items() if lines}
+            if heights[name]:
+                more = max(0, min(needs[name], most) - heights[name])
+                heights[name] += min(more, free)
+                free -= min(more, free)
+    return {name: lines for name, lines in heights.items() if lines}
 
 
 def _panel(
-    panel: Panel, chosen: int, width: int, height: int, *, is_focused: bool, words: str = ""
+    panel: Panel, chosen: int, width: int, height: int, *, is_focused: bool, filter_text: str = ""
 ) -> list[Line]:
     room = max(0, height - 2)
     first = max(0, min(chosen - room // 2, len(panel.rows) - room))
-    title = _title(panel, first, room, words if panel.name in {LEASES, QUEUE} else "")
+    title = _title(panel, first, room, filter_text if panel.name in {LEASES, QUEUE} else "")
     lines: list[Line] = [[Segment(title, f"{TITLE};{CHOSEN}" if is_focused else TITLE)]]
     if not panel.rows:
         return lines[:height]
@@ -239,18 +241,18 @@ def _panel(
     lines.append([Segment(" "), *names])
     for number, row in enumerate(rows, start=first):
         if number == chosen and is_focused:
-            plain_row = "".join(one.text for one in row)
+            plain_row = "".join(segment.text for segment in row)
             lines.append([Segment(f">{plain_row}".ljust(width), CHOSEN)])
         else:
             lines.append([Segment(" "), *row])
     return lines[:height]
 
 
-def _title(panel: Panel, first: int, room: int, words: str) -> str:
+def _title(panel: Panel, first: int, room: int, filter_text: str) -> str:
     count = len(panel.rows)
     if not count and not panel.total:
         return f" {panel.name.upper()}: {panel.empty} "
-    facts = [f"{count} of {panel.total} with {words!r}" if words else str(count)]
+    facts = [f"{count} of {panel.total} with {filter_text!r}" if filter_text else str(count)]
     facts += [f"{first + 1}-{min(count, first + room)} shown"] if 0 < room < count else []
     facts += [f"by {panel.order}"] if panel.order else []
     return f" {panel.name.upper()} {', '.join(facts)} "
@@ -273,21 +275,21 @@ def _other_screen(answers: Answers | None, ui: Ui, width: int) -> list[Line]:
             lines = [*grid(answers.recent, width), [], *_wrapped(LEGEND, width, indent=2, look=QUIET)]
     else:
         title = ui.title
-        lines = [line for one in ui.lines for line in _wrapped(one, width, STORY_INDENT)]
+        lines = [line for sentence in ui.lines for line in _wrapped(sentence, width, STORY_INDENT)]
     return [[Segment(f" {title} ", f"{TITLE};{CHOSEN}")], *lines[ui.scroll :]]
 
 
 def _wrapped(line: str, width: int, indent: int, look: str = "") -> list[Line]:
     """Break a long line, so that a sentence is there to its end; what follows is indented."""
     shown = text.printable(line[:MAX_LINE])
-    found: list[Line] = []
+    lines: list[Line] = []
     while text_width(shown) > width > 2 * indent:
-        fitting = "".join(one.text for one in cut([Segment(shown)], width))
+        fitting = "".join(segment.text for segment in cut([Segment(shown)], width))
         end = fitting.rfind(" ", indent + 1)
         end = len(fitting) if end < 0 else end
-        found.append([Segment(shown[:end], look)])
+        lines.append([Segment(shown[:end], look)])
         shown = " " * indent + shown[end:].lstrip()
-    return [*found, [Segment(shown, look)]]
+    return [*lines, [Segment(shown, look)]]
 
 
 # --- pieces of lines -------------------------------------------------------------------------------------
@@ -295,14 +297,14 @@ def _wrapped(line: str, width: int, indent: int, look: str = "") -> list[Line]:
 
 def clean(line: Iterable[Segment], *, plain: bool) -> list[Segment]:
     """Return the line without characters that could do something to a terminal; in ASCII where it must be."""
-    return [_cleaned(one, plain=plain) for one in line]
+    return [_cleaned(segment, plain=plain) for segment in line]
 
 
-def _cleaned(one: Segment, *, plain: bool) -> Segment:
-    if one.text.isprintable() and (one.text.isascii() or not plain):
-        return one
-    shown = text.printable(one.text)
-    return Segment(_ascii(shown) if plain else shown, one.look)
+def _cleaned(segment: Segment, *, plain: bool) -> Segment:
+    if segment.text.isprintable() and (segment.text.isascii() or not plain):
+        return segment
+    shown = text.printable(segment.text)
+    return Segment(_ascii(shown) if plain else shown, segment.look)
 
 
 def _ascii(shown: str) -> str:
@@ -314,25 +316,25 @@ def _ascii(shown: str) -> str:
 
 def cut(line: Iterable[Segment], width: int) -> list[Segment]:
     """Return the beginning of a line, at most so wide."""
-    found: list[Segment] = []
-    left = width
-    for one in line:
-        wide = text_width(one.text)
-        if wide <= left:
-            found.append(one)
-            left -= wide
+    pieces: list[Segment] = []
+    room = width
+    for segment in line:
+        wide = text_width(segment.text)
+        if wide <= room:
+            pieces.append(segment)
+            room -= wide
             continue
-        kept = one.text
-        while text_width(kept) > left:
-            kept = kept[:-1]
-        return [*found, one._replace(text=kept)]
-    return found
+        beginning = segment.text
+        while text_width(beginning) > room:
+            beginning = beginning[:-1]
+        return [*pieces, segment._replace(text=beginning)]
+    return pieces
 
 
 def as_text(lines: Iterable[Line], *, colour: bool) -> str:
     """Return the picture for a stream."""
     written = (
-        "".join(table.paint(one.text, one.look if colour else None) for one in line).rstrip()
+        "".join(table.paint(segment.text, segment.look if colour else None) for segment in line).rstrip()
         for line in lines
     )
     return "".join(f"{line}\n" for line in written)

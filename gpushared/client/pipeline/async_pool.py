@@ -81,20 +81,20 @@ class AsyncPool(PoolSteps):
         return self._iterate(self._logs(job_id, follow=follow, tail=tail, rank=rank, attempt=attempt))
 
     async def _run(self, steps: Steps[_Result]) -> _Result:
-        done = StepResult()
+        outcome = StepResult()
         try:
             while True:
-                done = await self._do(done.resume(steps))
+                outcome = await self._do(outcome.resume(steps))
         except StopIteration as end:
             result: _Result = end.value
             return result
 
     async def _iterate(self, steps: Steps[None]) -> AsyncIterator[Any]:
-        done = StepResult()
+        outcome = StepResult()
         try:
             while True:
-                step = done.resume(steps)
-                done = await self._do(step)
+                step = outcome.resume(steps)
+                outcome = await self._do(step)
                 if isinstance(step, HandOn):
                     yield step.value
         except StopIteration:

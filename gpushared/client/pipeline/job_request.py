@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.client.moment import read_moment
-from gpushared.client.submit_words import LEASE_WORDS
+from gpushared.client.submit_parameters import LEASE_PARAMETERS
 from gpushared.domain.model.errors import RequestError
 
 
@@ -112,8 +112,8 @@ class JobRequest:
         if not self.image:
             raise RequestError("no image was named", hint='JobRequest("IMAGE", ["program", "word"])')
         body: dict[str, Any] = {"Image": self.image}
-        if words := _words(self.command):
-            body["Cmd"] = words
+        if command := _split(self.command):
+            body["Cmd"] = command
         if self.env:
             body["Env"] = [f"{name}={value}" for name, value in self.env.items()]
         if self.workdir:
@@ -157,7 +157,7 @@ class JobRequest:
         )
 
     def _lease(self) -> leases_pb2.LeaseRequest:
-        values = {word.field: getattr(self, word.argument) for word in LEASE_WORDS}
+        values = {parameter.field: getattr(self, parameter.argument) for parameter in LEASE_PARAMETERS}
         values |= {"gpu": str(self.gpu), "begin_at": _seconds(self.begin)}
         values |= {name: list(values[name]) for name in ("models", "near", "away_from", "notify")}
         try:
@@ -173,7 +173,7 @@ def _seconds(begin: str | datetime) -> float:
     return read_moment(begin, datetime.now().astimezone()) if begin else 0.0
 
 
-def _words(command: Sequence[str] | str) -> list[str]:
+def _split(command: Sequence[str] | str) -> list[str]:
     if not isinstance(command, str):
         return list(command)
     try:

@@ -107,11 +107,11 @@ def find_pool(
     return PoolAddress(targets, anchors, f"coordinator.{pool_of(anchors)}.gpushare.internal", token)
 
 
-def _file_for(given: str | Path | None, variable: str, what: str, how: str) -> Path:
-    path = given or os.environ.get(variable)
+def _file_for(path: str | Path | None, variable: str, content: str, how: str) -> Path:
+    path = path or os.environ.get(variable)
     if not path:
         raise ConfigError(
-            f"a coordinator is asked with {what}, and no file with it was named",
+            f"a coordinator is asked with {content}, and no file with it was named",
             hint=f"on the coordinator's machine: {how}; then name the file by {variable}",
         )
     return Path(path)

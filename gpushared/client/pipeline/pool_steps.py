@@ -196,8 +196,8 @@ class PoolSteps:
         return _read(JobExplanation, answer)
 
     def _cancel(self, job_id: str, grace_seconds: int | None) -> Steps[Job]:
-        asked = jobs_pb2.CancelJobRequest(job_id=job_id, grace_seconds=grace_seconds)
-        return _read(Job, (yield from self._call("Cancel", asked)))
+        message = jobs_pb2.CancelJobRequest(job_id=job_id, grace_seconds=grace_seconds)
+        return _read(Job, (yield from self._call("Cancel", message)))
 
     def _hold(self, job_id: str, *, held: bool) -> Steps[Job]:
         return _read(Job, (yield from self._call("Hold", jobs_pb2.HoldJobRequest(job_id=job_id, held=held))))
@@ -208,14 +208,14 @@ class PoolSteps:
         return _read(Job, (yield from self._call("Get", jobs_pb2.JobRef(job_id=job_id))))
 
     def _jobs(self, *, ended: bool, everybody: bool, array_id: str) -> Steps[None]:
-        asked = jobs_pb2.ListJobsRequest(ended=ended, all=everybody, array_id=array_id, limit=PAGE)
+        message = jobs_pb2.ListJobsRequest(ended=ended, all=everybody, array_id=array_id, limit=PAGE)
         while True:
-            page = yield from self._call("List", asked)
+            page = yield from self._call("List", message)
             for wire in page.jobs:
                 yield HandOn(_read(Job, wire))
             if not page.next_page_token:
                 return
-            asked.page_token = page.next_page_token
+            message.page_token = page.next_page_token
 
     def _explain(self, job_id: str) -> Steps[JobExplanation]:
         return _read(JobExplanation, (yield from self._call("Explain", jobs_pb2.JobRef(job_id=job_id))))
@@ -232,8 +232,8 @@ class PoolSteps:
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         jobs = []
         for job in job_ids:
-            left = None if until is None else max(until - time.monotonic(), 0.0)
-            jobs.append((yield from self._wait(job, left)))
+            remaining = None if until is None else max(until - time.monotonic(), 0.0)
+            jobs.append((yield from self._wait(job, remaining)))
         return jobs
 
     def _wait_until(
@@ -243,8 +243,8 @@ class PoolSteps:
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = yield from self._get(job_id)
         while not is_reached(job):
-            left = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
-            if left <= 0:
+            remaining = WAIT_SECONDS if until is None else min(WAIT_SECONDS, until - time.monotonic())
+            if remaining <= 0:
                 raise TimedOut(
                     f"job {job.id} is {job.state}, not over after {timeout_seconds:.0f} s",
                     hint="it goes on; wait again, or cancel it",
@@ -252,8 +252,8 @@ class PoolSteps:
             hopeless = _never_fits((yield from self._explain(job.id))) if job.state == QUEUED else None
             if hopeless is not None:
                 raise hopeless
-            asked = jobs_pb2.WaitJobRequest(job_id=job.id, token=job.token, timeout_seconds=left)
-            job = _read(Job, (yield from self._call("Wait", asked, left + CALL_SECONDS)))
+            message = jobs_pb2.WaitJobRequest(job_id=job.id, token=job.token, timeout_seconds=remaining)
+            job = _read(Job, (yield from self._call("Wait", message, remaining + CALL_SECONDS)))
         return job
 
     def _watch(self, job_id: str) -> Steps[None]:
@@ -280,10 +280,10 @@ class PoolSteps:
         job = yield from (has_started(job_id) if follow else self._get(job_id))
         position, tries = Position(job, tail), self._tries()
         follow = follow and attempt in {0, job.attempt}  # an earlier attempt writes nothing more
-        asked = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
+        message = jobs_pb2.LogsRequest(job_id=job.id, follow=follow, tail=tail, rank=rank, attempt=attempt)
         while True:
-            asked.attempt = job.attempt if follow else attempt
-            stream = self._open("Logs", asked, tries)
+            message.attempt = job.attempt if follow else attempt
+            stream = self._open("Logs", message, tries)
             try:
                 while (chunk := (yield from self._next(stream))) is not None:
                     tries.answered()
@@ -307,7 +307,7 @@ class PoolSteps:
     # --- calling ---------------------------------------------------------------------------------------
 
     def _tries(self) -> Tries:
-        return Tries(RetryPatience(self._patience_seconds, known=self._has_answered), self._addresses)
+        return Tries(RetryPatience(self._patience_seconds, is_known=self._has_answered), self._addresses)
 
     def _call(self, name: str, message: Wire, seconds: float = CALL_SECONDS) -> Steps[Any]:
         """Call until there is an answer, which may carry the call out twice."""

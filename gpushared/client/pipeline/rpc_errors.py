@@ -55,9 +55,9 @@ def _hint(status: _Status) -> str:
     return _trailing(status, HINT_METADATA) or ""
 
 
-def _trailing(status: _Status, wanted: str) -> str | None:
+def _trailing(status: _Status, name: str) -> str | None:
     for key, value in status.trailing_metadata() or ():
-        if key == wanted and isinstance(value, bytes):
+        if key == name and isinstance(value, bytes):
             return value.decode(errors="replace")
     return None
 

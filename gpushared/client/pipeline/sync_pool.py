@@ -113,20 +113,20 @@ class Pool(PoolSteps):
         return self._iterate(self._logs(job_id, follow=follow, tail=tail, rank=rank, attempt=attempt))
 
     def _run(self, steps: Steps[_Result]) -> _Result:
-        done = StepResult()
+        outcome = StepResult()
         try:
             while True:
-                done = self._do(done.resume(steps))
+                outcome = self._do(outcome.resume(steps))
         except StopIteration as end:
             result: _Result = end.value
             return result
 
     def _iterate(self, steps: Steps[None]) -> Iterator[Any]:
-        done = StepResult()
+        outcome = StepResult()
         try:
             while True:
-                step = done.resume(steps)
-                done = self._do(step)
+                step = outcome.resume(steps)
+                outcome = self._do(step)
                 if isinstance(step, HandOn):
                     yield step.value
         except StopIteration:

@@ -72,7 +72,7 @@ def _segment(one: Segment, place: int, number: int, colours: dict[str, str]) -> 
 def of_a_busy_machine(*, dark: bool = True, width: int = 120, height: int = 32) -> str:
     """Return a picture of the example machine."""
     answers = machines.busy()
-    made = panels(answers, machines.NOW, words="", orders={}, plain=False)
+    made = panels(answers, machines.NOW, filter_text="", orders={}, plain=False)
     lines = picture(News(answers), Ui(), made, ScreenSize(width, height), machines.NOW)
     return svg(lines, dark=dark)
 

@@ -30,7 +30,7 @@ from tests.cli.top.machines import NOW
 
 
 def made(answers: Answers, ui: Ui) -> Mapping[str, Panel]:
-    return panels(answers, NOW, words=ui.words, orders=ui.orders, plain=False)
+    return panels(answers, NOW, filter_text=ui.filter_text, orders=ui.orders, plain=False)
 
 
 def pressed(ui: Ui, *keys: str, answers: Answers | None = None) -> tuple[Ui, Effect | None]:
@@ -98,18 +98,18 @@ def test_leases_are_sorted_by_what_the_order_says() -> None:
 
 def test_a_filter_is_typed_and_taken_back() -> None:
     ui, _ = pressed(Ui(), "/", "C", "a", "x", "backspace")
-    assert ui.words == "Ca"
+    assert ui.filter_text == "Ca"
     assert {row.cells["user"] for row in made(machines.busy(), ui)[LEASES].rows} == {"carol"}
     assert len(made(machines.busy(), ui)[GPUS].rows) == 8, "GPUs are no leases"
     typed, effect = pressed(ui, "enter")
-    assert (typed.prompt, typed.words, effect) == (None, "Ca", None)
-    assert pressed(typed, "esc")[0].words == ""
-    assert pressed(ui, "esc")[0].words == ""
+    assert (typed.prompt, typed.filter_text, effect) == (None, "Ca", None)
+    assert pressed(typed, "esc")[0].filter_text == ""
+    assert pressed(ui, "esc")[0].filter_text == ""
 
 
 def test_keys_of_a_filter_do_nothing_else() -> None:
     ui, effect = pressed(Ui(), "/", "q")
-    assert (ui.words, effect) == ("q", None)
+    assert (ui.filter_text, effect) == ("q", None)
 
 
 def test_the_question_names_the_command_and_only_yes_does_it() -> None:
@@ -121,7 +121,7 @@ def test_the_question_names_the_command_and_only_yes_does_it() -> None:
         assert (after.prompt, effect) == (None, None), key
     _, effect = pressed(ui, "y")
     assert isinstance(effect, Do)
-    assert effect.action.words(effect.target, effect.typed) == ("stop", "l-0000")
+    assert effect.action.command(effect.target, effect.typed) == ("stop", "l-0000")
 
 
 def test_an_extension_asks_how_much() -> None:
@@ -137,14 +137,14 @@ def test_a_paused_lease_is_resumed() -> None:
     ui = Ui(chosen={LEASES: "/l-0003"})
     _, effect = pressed(ui, "p", "y")
     assert isinstance(effect, Do)
-    assert effect.action.words(effect.target, "") == ("resume", "l-0003")
+    assert effect.action.command(effect.target, "") == ("resume", "l-0003")
 
 
 def test_logs_run_their_command_without_a_question() -> None:
     _, effect = pressed(Ui(), "l")
     assert isinstance(effect, Do)
     assert effect.action.do is None
-    assert effect.action.words(effect.target, "") == ("logs", "-f", "-n", "100", "l-0000")
+    assert effect.action.command(effect.target, "") == ("logs", "-f", "-n", "100", "l-0000")
 
 
 def test_the_story_and_the_reason_are_asked_for() -> None:
@@ -194,7 +194,7 @@ def test_in_a_pool_the_job_of_a_lease_is_named() -> None:
     pool = machines.pool()
     _, effect = pressed(Ui(chosen={LEASES: "a/l-0001"}), "k", "y", answers=pool)
     assert isinstance(effect, Do)
-    assert effect.action.words(effect.target, "") == ("cancel", "k3m9x0p2qa")
+    assert effect.action.command(effect.target, "") == ("cancel", "k3m9x0p2qa")
     ui, effect = pressed(Ui(chosen={LEASES: "a/l-0001"}), "p", answers=pool)
     assert (ui.prompt, effect) == (None, None)
     waiting = target_of(chosen_row(Ui(focus=QUEUE), made(pool, Ui())))

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[Callable[[], Answers], Ui, ScreenSize]] = {
     "reference": (machines.busy, Ui(), ScreenSize(100, 24)),
     "empty-80x24": (machines.empty, Ui(), ScreenSize(80, 24)),
     "big-80x24": (machines.big, Ui(chosen={LEASES: "/l-0100"}, orders={LEASES: 1}), ScreenSize(80, 24)),
-    "big-filter": (machines.big, Ui(words="carol", focus=LEASES), ScreenSize(80, 24)),
+    "big-filter": (machines.big, Ui(filter_text="carol", focus=LEASES), ScreenSize(80, 24)),
     "wide-names": (machines.wide, Ui(), ScreenSize(90, 20)),
     "wide-names-ascii": (machines.wide, Ui(), ScreenSize(90, 20, plain=True)),
     "hostile": (machines.hostile, Ui(), ScreenSize(120, 20)),
@@ -66,7 +66,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def drawn(answers: Answers, ui: Ui, size: ScreenSize, trouble: str = "") -> str:
-    made = panels(answers, NOW, words=ui.words, orders=ui.orders, plain=size.plain)
+    made = panels(answers, NOW, filter_text=ui.filter_text, orders=ui.orders, plain=size.plain)
     return as_text(picture(News(answers, trouble), ui, made, size, NOW), colour=False)
 
 
@@ -88,7 +88,7 @@ def test_each_snapshot_is_of_a_case() -> None:
 def test_the_picture_has_the_size_of_the_screen(make: Callable[[], Answers], width: int, height: int) -> None:
     answers = make()
     for ui in (Ui(), Ui(focus=QUEUE), Ui(screen=HELP, lines=HELP_LINES), Ui(screen=GRID)):
-        made = panels(answers, NOW, words="", orders={}, plain=False)
+        made = panels(answers, NOW, filter_text="", orders={}, plain=False)
         lines = picture(News(answers, "the daemon is away"), ui, made, ScreenSize(width, height), NOW)
         assert len(lines) == height
         assert max(sum(text_width(one.text) for one in line) for line in lines) <= width
@@ -100,7 +100,7 @@ def test_no_name_reaches_the_terminal_as_more_than_text(screen: str, *, plain: b
     answers = machines.hostile()
     ui = Ui(screen=screen, lines=(machines.HOSTILE,), title=machines.HOSTILE, message=machines.HOSTILE)
     size = ScreenSize(300, 60, plain)
-    made = panels(answers, NOW, words="", orders={}, plain=plain)
+    made = panels(answers, NOW, filter_text="", orders={}, plain=plain)
     for lines in (
         picture(News(answers, machines.HOSTILE), ui, made, size, NOW),
         whole_picture(News(answers, machines.HOSTILE), made, size, NOW),
@@ -115,7 +115,7 @@ def test_no_name_reaches_the_terminal_as_more_than_text(screen: str, *, plain: b
 def test_the_figures_are_those_of_the_listings() -> None:
     """Each cell of ``ps``, ``gpus`` and ``queue`` that the panels show is the same text."""
     answers = machines.busy()
-    made = panels(answers, NOW, words="", orders={}, plain=False)
+    made = panels(answers, NOW, filter_text="", orders={}, plain=False)
     for row, gpu in zip(made[GPUS].rows, answers.gpus.gpus, strict=True):
         assert gpus.gpu_row(gpu, "", NOW).items() <= row.cells.items()
     by_id = {lease.id: lease for lease in answers.leases.leases}
@@ -159,13 +159,13 @@ def test_before_the_first_answer_the_picture_says_so(trouble: str, said: str) ->
 
 def test_the_whole_picture_has_every_row() -> None:
     answers = machines.big()
-    made = panels(answers, NOW, words="", orders={}, plain=False)
+    made = panels(answers, NOW, filter_text="", orders={}, plain=False)
     shown = as_text(whole_picture(News(answers), made, ScreenSize(80, 0), NOW), colour=False)
     assert all(f"l-{number:04}" in shown for number in (*range(190), *range(200, 210)))
 
 
 def test_without_colour_there_is_no_escape_sequence() -> None:
-    made = panels(machines.busy(), NOW, words="", orders={}, plain=False)
+    made = panels(machines.busy(), NOW, filter_text="", orders={}, plain=False)
     lines = whole_picture(News(machines.busy()), made, ScreenSize(80, 0), NOW)
     assert "\x1b" not in as_text(lines, colour=False)
     assert "\x1b[1m" in as_text(lines, colour=True)
@@ -201,7 +201,7 @@ def test_the_reference_shows_the_picture() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_picture_for_pages_has_the_same_text(*, dark: bool) -> None:
-    made = panels(machines.busy(), NOW, words="", orders={}, plain=False)
+    made = panels(machines.busy(), NOW, filter_text="", orders={}, plain=False)
     lines = picture(News(machines.busy()), Ui(), made, ScreenSize(100, 24), NOW)
     drawing = fromstring(svg(lines, dark=dark))
     texts = [one.text or "" for one in drawing.iter("{http://www.w3.org/2000/svg}text")]

@@ -24,17 +24,17 @@ class DockerEndpoint(NamedTuple):
 
 
 def docker_host_for(client: Client, job: Job, rank: int = 0, attempt: int = 0) -> DockerEndpoint:
-    """Return the place at which docker reaches a job's container, by attempt and by part of a gang.
+    """Return the endpoint at which docker reaches a job's container, by attempt and by part of a gang.
 
     Without ``attempt`` return the present one. Raises StateConflict if there is none (yet, or any more).
     """
-    earlier = any(one.attempt == attempt for one in job.tries)
-    door = Jobs(client).door(job.id, rank, attempt if earlier or attempt != job.attempt else 0)
+    is_earlier = any(past.attempt == attempt for past in job.tries)
+    door = Jobs(client).door(job.id, rank, attempt if is_earlier or attempt != job.attempt else 0)
     container = _container(Client(door.host), job, attempt or job.attempt, "" if door.here else door.node)
     if container:
         return DockerEndpoint(door.host, container)
-    if job.is_over or earlier:
-        whose = f"attempt {attempt} of job {job.id}" if earlier else f"job {job.id}"
+    if job.is_over or is_earlier:
+        whose = f"attempt {attempt} of job {job.id}" if is_earlier else f"job {job.id}"
         raise StateConflict(
             f"the container of {whose} has been removed, and its output with it",
             hint=f"how it ended: gpushare why {job.id}",
@@ -68,26 +68,26 @@ def _container(there: Client, job: Job, attempt: int, node: str) -> str:
             hint="`gpushare nodes` tells when it was last heard of",
         ) from error
     if answer.status != docker_cli.OK:
-        who = f"node {node}" if node else "this node"
-        raise Unavailable(f"{who} does not say what it has: {docker_cli.message_of(answer)}")
-    found = json.loads(answer.body)
-    return str(found[0]["Id"]) if found else ""
+        node_name = f"node {node}" if node else "this node"
+        raise Unavailable(f"{node_name} does not say what it has: {docker_cli.message_of(answer)}")
+    containers = json.loads(answer.body)
+    return str(containers[0]["Id"]) if containers else ""
 
 
-def has_terminal(place: DockerEndpoint) -> bool:
+def has_terminal(endpoint: DockerEndpoint) -> bool:
     """Return True if the container has a terminal. Raises Unavailable where the engine does not say so."""
-    answer = Client(place.host).docker("GET", f"/containers/{place.container}/json")
+    answer = Client(endpoint.host).docker("GET", f"/containers/{endpoint.container}/json")
     if answer.status != docker_cli.OK:
         raise Unavailable(docker_cli.message_of(answer))
     return bool(json.loads(answer.body)["Config"]["Tty"])
 
 
-def become(place: DockerEndpoint, *words: str) -> NoReturn:
-    """Become docker with these words and the container's name, at the container's endpoint."""
+def become(endpoint: DockerEndpoint, *args: str) -> NoReturn:
+    """Become docker with these arguments and the container's name, at the container's endpoint."""
     program = docker_cli.find_docker()
     try:
         docker_cli.become(
-            program, ["docker", *words, place.container], docker_cli.environment_for(place.host)
+            program, ["docker", *args, endpoint.container], docker_cli.environment_for(endpoint.host)
         )
     except OSError as error:
         raise NotFound(f"docker cannot be started: {error.strerror}", hint=program) from error
