@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from gpushared.api.v1.admin_messages import AuditLine, AuditPage
+from gpushared.cli import text
 from gpushared.cli.errors import wrong_values
 from gpushared.cli.listing import Listing, Options, OwnOption, Screen, own_values_of, write
 from gpushared.cli.listing_command import listing_command
@@ -34,7 +35,7 @@ _LONG_ID = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 def _row(line: AuditLine, now: float) -> Row:
     return {
-        "time": _when(line.at, now),
+        "time": text.clock(line.at, now, "%H:%M:%S", "%m-%d %H:%M"),
         "user": line.user,
         "call": _shortened(_call(line)),
         "status": str(line.status or ("-" if line.method in _BY_DAEMON else "gone")),
@@ -52,12 +53,12 @@ def _row(line: AuditLine, now: float) -> Row:
 
 
 def _call(line: AuditLine) -> str:
-    called = f"{line.method} " + _LONG_ID.sub(r"\1", line.endpoint)
-    return called if not line.name or line.name in line.endpoint else f"{called} {line.name}"
+    call = f"{line.method} " + _LONG_ID.sub(r"\1", line.endpoint)
+    return call if not line.name or line.name in line.endpoint else f"{call} {line.name}"
 
 
-def _shortened(called: str) -> str:
-    return called if len(called) <= _CALL_WIDTH else called[: _CALL_WIDTH - 1] + "…"
+def _shortened(call: str) -> str:
+    return call if len(call) <= _CALL_WIDTH else call[: _CALL_WIDTH - 1] + "…"
 
 
 def _text(line: AuditLine) -> str:
@@ -65,15 +66,8 @@ def _text(line: AuditLine) -> str:
     return "; ".join(part for part in (more, line.text) if part)
 
 
-def _when(at: float, now: float) -> str:
-    """Format a time to the second, or with the day if it is not today."""
-    then, today = time.localtime(at), time.localtime(now)
-    same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M:%S" if same_day else "%m-%d %H:%M", then)
-
-
 def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
-    """Return the call for a page of the chosen lines, of this node's daemon or of the coordinator here."""
+    """Return a call that fetches a page of the chosen lines, from this node's daemon or the coordinator here."""
     since = options.value("since")
     with wrong_values("--since"):
         begins_at = read_past(since, datetime.now().astimezone()) if since else 0.0

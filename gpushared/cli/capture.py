@@ -38,7 +38,7 @@ _CREATED = b'{"Id": "' + b"0" * 64 + b'", "Warnings": []}'
 _ONLY_CHECKED = b'{"message": "this was only to see whether docker takes these words"}'
 
 
-class Captured(NamedTuple):
+class CreateRequest(NamedTuple):
     """Hold a container as docker would create it. ``name`` and ``platform`` are empty if not given.
 
     ``version`` is that of the Engine API that docker spoke.
@@ -50,7 +50,7 @@ class Captured(NamedTuple):
     version: str = ""
 
 
-def capture(program: str, argv: Sequence[str], api_version: str) -> Captured:
+def capture(program: str, argv: Sequence[str], api_version: str) -> CreateRequest:
     """Run ``docker create`` with these arguments; docker's complaints go to stderr as they are.
 
     Raises RequestError where docker refuses the arguments, TimedOut.
@@ -58,23 +58,23 @@ def capture(program: str, argv: Sequence[str], api_version: str) -> Captured:
     with _engine(lambda: api_version, 201, _CREATED) as engine:
         docker = _run([program, "create", *argv], engine, stdin=subprocess.DEVNULL)
     _write(docker.stderr)
-    if docker.returncode or engine.captured is None:
+    if docker.returncode or engine.create_request is None:
         guess = option_meant(docker.stderr, SUBMIT)
         raise RequestError(
             "docker does not take these words",
             hint=guess or "its own message is above; see docker create --help",
         )
-    return engine.captured
+    return engine.create_request
 
 
 class ReadRun(NamedTuple):
     """Hold what docker read. ``refusal``: its exit code if docker refuses the arguments by itself, else 0.
 
-    ``captured`` is None where docker refuses them, or has not read them.
+    ``create_request`` is None where docker refuses them, or has not read them.
     """
 
     refusal: int = 0
-    captured: Captured | None = None
+    create_request: CreateRequest | None = None
 
 
 def read_run(program: str, args: RunArguments, api_version: Callable[[], str]) -> ReadRun:
@@ -87,9 +87,9 @@ def read_run(program: str, args: RunArguments, api_version: Callable[[], str]) -
     command = [program, "run", *_without_pull(args)]
     with _engine(api_version, 400, _ONLY_CHECKED) as engine:
         docker = _run(command, engine, stdin=None)
-    if engine.captured is not None:
+    if engine.create_request is not None:
         # Docker's message on stderr is about the answer of our socket.
-        return ReadRun(captured=engine.captured)
+        return ReadRun(create_request=engine.create_request)
     _write(docker.stderr)
     if guess := option_meant(docker.stderr, RUN):
         say(guess)
@@ -103,8 +103,8 @@ def option_meant(docker_errors: bytes, options: OurOptions) -> str:
         return ""
     from difflib import get_close_matches
 
-    near = get_close_matches(unknown[1].decode(), options.values | options.switches, 1, MIN_SIMILARITY)
-    return f"did you mean --{near[0]}?" if near else ""
+    matches = get_close_matches(unknown[1].decode(), options.values | options.switches, 1, MIN_SIMILARITY)
+    return f"did you mean --{matches[0]}?" if matches else ""
 
 
 def _write(docker_errors: bytes) -> None:
@@ -168,7 +168,7 @@ class _Engine:
     def __init__(self, path: str, api_version: Callable[[], str], status: int, answer: bytes) -> None:
         """Take ``status`` and ``answer`` to answer the request that creates a container."""
         self.path = path
-        self.captured: Captured | None = None
+        self.create_request: CreateRequest | None = None
         self._ask_version = api_version
         self._version = ""
         self._status = status
@@ -199,7 +199,7 @@ class _Engine:
     def _reply(self, method: str, target: str, body: bytes) -> bytes:
         path, _, query = target.partition("?")
         if method == "POST" and path.endswith("/containers/create"):
-            self.captured = _captured(path, query, body)
+            self.create_request = _create_request_of(path, query, body)
             return self._response(self._status, self._answer)
         if path.endswith("/_ping"):
             return self._response(200, b"" if method == "HEAD" else b"OK")
@@ -233,13 +233,13 @@ def _head(stream: BinaryIO) -> tuple[str, str, int] | None:
     return parts[0], parts[1], size
 
 
-def _captured(path: str, query: str, body: bytes) -> Captured:
+def _create_request_of(path: str, query: str, body: bytes) -> CreateRequest:
     from urllib.parse import parse_qs
 
     parameters = parse_qs(query)
     version = path.split("/")[1].removeprefix("v")
     name, platform = (parameters.get(key, [""])[-1] for key in ("name", "platform"))
-    return Captured(body, name, platform, version)
+    return CreateRequest(body, name, platform, version)
 
 
 @contextmanager
@@ -267,20 +267,20 @@ def _private_folder() -> str:
     return folder
 
 
-def check_run(client: Client, program: str, args: RunArguments, captured: Captured | None) -> None:
-    """Ask what would become of a container. Raises PermissionRefused.
+def check_run(client: Client, program: str, args: RunArguments, create_request: CreateRequest | None) -> None:
+    """Raise PermissionRefused if the daemon would refuse the container; warn of what docker may refuse.
 
-    ``captured``: what docker would create, None where docker has not read the arguments yet.
+    ``create_request``: what docker would create, None where docker has not read the arguments yet.
     """
-    captured = captured or _captured_if_repeatable(client, program, args)
-    if captured is None:
+    create_request = create_request or _capture_if_repeatable(client, program, args)
+    if create_request is None:
         return
-    check_captured(client, captured)
-    if captured.name:
-        _warn_of_name(client, captured.name)
+    check_create_request(client, create_request)
+    if create_request.name:
+        _warn_of_name(client, create_request.name)
 
 
-def _captured_if_repeatable(client: Client, program: str, args: RunArguments) -> Captured | None:
+def _capture_if_repeatable(client: Client, program: str, args: RunArguments) -> CreateRequest | None:
     if not can_be_read_twice(args):
         return None
     try:
@@ -289,14 +289,14 @@ def _captured_if_repeatable(client: Client, program: str, args: RunArguments) ->
         return None  # docker tells when its turn comes
 
 
-def check_captured(client: Client, captured: Captured) -> None:
-    """Ask the daemon. Raises PermissionRefused. Without an answer the gate judges at the start.
+def check_create_request(client: Client, create_request: CreateRequest) -> None:
+    """Raise PermissionRefused if the daemon would refuse the container.
 
-    A refusal that holds only at this moment, as for a missing directory, becomes a warning: it may be gone by
-    then.
+    Without an answer only the gate judges, at the start. A refusal that may change until then, as for a missing
+    directory, becomes a warning.
     """
     try:
-        answer = client.explain_policy(captured.body, captured.version)
+        answer = client.explain_policy(create_request.body, create_request.version)
     except GpushareError:
         return
     refusals = [finding for finding in answer.findings if finding.verdict == "refused"]

@@ -25,14 +25,14 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 def _completer(items: Callable[[], Items], *, in_list: bool = False) -> Completer:
-    """Offer the items that begin as the word does; ``in_list``: as the last part of a list with commas."""
+    """Offer the items that begin as the typed text; ``in_list``: as the last part of a list with commas."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
-        before, comma, begun = incomplete.rpartition(",") if in_list else ("", "", incomplete)
+        before, comma, prefix = incomplete.rpartition(",") if in_list else ("", "", incomplete)
         return [
             CompletionItem(f"{before}{comma}{item.value}", help=printable(item.help or "") or None)
             for item in items()
-            if item.value.startswith(begun)
+            if item.value.startswith(prefix)
         ]
 
     return complete
@@ -43,7 +43,7 @@ def _one_of(*values: str) -> Completer:
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:  # noqa: ARG001 - click's
-    """Leave the word to the shell, which knows the files."""
+    """Leave the text to the shell, which knows the files."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -66,7 +66,7 @@ def _jobs(*, ended: bool = False) -> tuple[Job, ...]:
 
 
 def _lease_items(leases: Iterable[Lease]) -> Items:
-    """Offer each by its id, and by its container."""
+    """Offer each lease by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{lease.asks} of {lease.owner} ({lease.state})")
         for lease in leases
@@ -76,7 +76,7 @@ def _lease_items(leases: Iterable[Lease]) -> Items:
 
 
 def _job_items(jobs: Iterable[Job]) -> Items:
-    """Offer each by its id, and by its container."""
+    """Offer each job by its id, and by its container."""
     return [
         CompletionItem(name, help=f"{job.asks} for {job.image} ({job.state})")
         for job in jobs

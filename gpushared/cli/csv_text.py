@@ -13,7 +13,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def csv_text(
     items: Iterable[Mapping[str, object]], empty: Mapping[str, object], *, headers: bool = True
 ) -> str:
-    """Return the lines. Fields within a field are columns such as ``account.held_gpu_ms``; lists are one cell.
+    """Return items as lines of CSV, a list as one cell, and fields within a field as ``account.held_gpu_ms``.
 
     ``empty`` has the fields of an item, for the titles where there is none.
     """
@@ -24,12 +24,12 @@ def csv_text(
 
 def lines_of(rows: Iterable[Mapping[str, object]], titles: Sequence[str], *, headers: bool) -> str:
     """Return rows of plain values as lines of CSV."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
     if headers and titles:
         writer.writerow(titles)
     writer.writerows([_cell(row.get(title)) for title in titles] for row in rows)
-    return written.getvalue()
+    return output.getvalue()
 
 
 def _flat(item: Mapping[str, object]) -> dict[str, object]:

@@ -264,8 +264,10 @@ def _try(problems: list[str], ask: Callable[[], list[dict[str, Any]]]) -> list[d
 def _clean(value: Any, name: str = "") -> Any:
     """Return the value without secrets: values with telling names, and users in URLs."""
     if isinstance(value, dict):
-        named = value.get("name") if "section" in value else ""
-        return {key: _clean(inner, str(named) if key == "value" else key) for key, inner in value.items()}
+        setting_name = value.get("name") if "section" in value else ""
+        return {
+            key: _clean(inner, str(setting_name) if key == "value" else key) for key, inner in value.items()
+        }
     if isinstance(value, list):
         return [_clean(inner, name) for inner in value]
     if not isinstance(value, str):

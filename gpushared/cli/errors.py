@@ -28,15 +28,15 @@ class UsageError(RequestError):
 
 @contextmanager
 def wrong_values(option: str = "") -> Iterator[None]:
-    """Raise UsageError in place of RequestError: the value was read here, and nobody was asked yet.
+    """Raise UsageError in place of RequestError, for values that are read before any call.
 
     The sentence begins with ``option`` where the value is that of one option.
     """
     try:
         yield
     except RequestError as error:
-        named = f"{option}: {error.message}" if option else error.message
-        raise UsageError(named, hint=error.hint) from error
+        sentence = f"{option}: {error.message}" if option else error.message
+        raise UsageError(sentence, hint=error.hint) from error
 
 
 def whole_number(option: str, text: str, lowest: int, highest: int) -> int:

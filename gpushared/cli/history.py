@@ -20,7 +20,7 @@ from gpushared.cli.history_options import (
     hint_at_more,
     lasted,
     percent,
-    window,
+    read_window,
 )
 from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for, own_values_of
 from gpushared.cli.listing_command import click_option, listing_command
@@ -63,10 +63,10 @@ def _cells(lease: PastLease, now: float) -> Row:
 def fetch(client: Client, options: Options) -> Screen:
     limit = options.limit(LIMIT, MAX_LIMIT)
     job = options.value("job")
-    chosen = window(options)
+    window = read_window(options)
     if job and not options.value("since"):
-        chosen["since"] = 0.0  # a job is meant whenever it ran
-    answer = client_for(client, options).ended(chosen, outcome=options.value("outcome"), job=job, limit=limit)
+        window["since"] = 0.0  # a job is meant whenever it ran
+    answer = client_for(client, options).ended(window, outcome=options.value("outcome"), job=job, limit=limit)
     now = time.time()
     return Screen(
         rows=[_cells(lease, now) for lease in answer.leases],
@@ -74,7 +74,7 @@ def fetch(client: Client, options: Options) -> Screen:
         ids=[lease.id for lease in answer.leases],
         simulated=answer.simulated,
         last=hint_at_more(limit) if answer.more else "",
-        extra={**bounds(chosen), "more": answer.more},
+        extra={**bounds(window), "more": answer.more},
     )
 
 
@@ -185,8 +185,8 @@ def export(
     if as_csv + as_jsonl + (parquet is not None) > 1:
         raise UsageError("only one form is possible", hint="choose --csv, --jsonl or --parquet FILE")
     options = Options(own_values=own_values_of(filters))
-    client, chosen = client_for(Client(), options), window(options)
-    pages = history_export.pages(client, chosen, kind)
+    client, window = client_for(Client(), options), read_window(options)
+    pages = history_export.pages(client, window, kind)
     if parquet is not None:
         return history_export.write_parquet(pages, parquet)
     return history_export.write_text(pages, as_csv=not as_jsonl)

@@ -31,7 +31,7 @@ class Page(NamedTuple):
 
 
 def pages(client: Client, window: Mapping[str, object], kind: str) -> Iterator[Page]:
-    """Yield all pages of the time."""
+    """Yield all pages of the window."""
     token = ""
     while True:
         page = client.export(window, kind=kind, page_token=token)

@@ -6,7 +6,7 @@ import time
 
 from gpushared.api.v1.history_messages import PastJob
 from gpushared.cli import text
-from gpushared.cli.history_options import FILTERS, LIMIT, MAX_LIMIT, bounds, hint_at_more, lasted, window
+from gpushared.cli.history_options import FILTERS, LIMIT, MAX_LIMIT, bounds, hint_at_more, lasted, read_window
 from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
@@ -37,8 +37,8 @@ def _cells(job: PastJob, now: float) -> Row:
 
 def fetch(client: Client, options: Options) -> Screen:
     limit = options.limit(LIMIT, MAX_LIMIT)
-    chosen = window(options)
-    answer = client_for(client, options).past_jobs(chosen, outcome=options.value("outcome"), limit=limit)
+    window = read_window(options)
+    answer = client_for(client, options).past_jobs(window, outcome=options.value("outcome"), limit=limit)
     now = time.time()
     return Screen(
         rows=[_cells(job, now) for job in answer.jobs],
@@ -46,7 +46,7 @@ def fetch(client: Client, options: Options) -> Screen:
         ids=[job.id for job in answer.jobs],
         simulated=answer.simulated,
         last=hint_at_more(limit) if answer.more else "",
-        extra={**bounds(chosen), "more": answer.more},
+        extra={**bounds(window), "more": answer.more},
     )
 
 

@@ -38,7 +38,7 @@ POOL = OwnOption(("--pool",), "Count all nodes of the pool.")
 FILTERS = (*TIME, *OWNERS, OwnOption(("--node",), "Count only this node.", "NODE"), POOL)
 
 
-def window(options: Options) -> dict[str, object]:
+def read_window(options: Options) -> dict[str, object]:
     """Return the filter of a call, as HistoryWindow of history.proto. Raises UsageError.
 
     A period that only ``--since`` names is meant as a whole.
@@ -57,13 +57,13 @@ def window(options: Options) -> dict[str, object]:
             "the time ends before it begins", hint="choose an earlier --since or a later --until"
         )
     names = {name: options.value(name) for name in ("user", "project", "class", "node")}
-    chosen = {"since": begin, "until": end, **{name: value for name, value in names.items() if value}}
-    return {**chosen, "pool": True} if options.value("pool") else chosen
+    fields = {"since": begin, "until": end, **{name: value for name, value in names.items() if value}}
+    return {**fields, "pool": True} if options.value("pool") else fields
 
 
-def bounds(chosen: dict[str, object]) -> dict[str, object]:
+def bounds(window: dict[str, object]) -> dict[str, object]:
     """Return the fields of a listing's JSON that say which time it covers."""
-    return {"since": chosen["since"], "until": chosen["until"]}
+    return {"since": window["since"], "until": window["until"]}
 
 
 def hours(gpu_ms: int) -> str:
@@ -84,10 +84,6 @@ def _figure(amount: float) -> str:
 
 def percent(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio * 100:.0f}%"
-
-
-def part(of: int, whole: int) -> float | None:
-    return of / whole if whole else None
 
 
 def lasted(ms: int) -> str:

@@ -18,7 +18,7 @@ def _cells(lease: Lease, now: float) -> Row:
     return {**lease_row(lease, now), "since": text.clock(since, now), "next": notice}
 
 
-def _chosen(lease: Lease, options: Options) -> bool:
+def _matches(lease: Lease, options: Options) -> bool:
     return (
         lease.idle_since is not None
         and options.value("user") in {"", lease.owner, str(lease.owner_uid)}
@@ -29,7 +29,7 @@ def _chosen(lease: Lease, options: Options) -> bool:
 
 def fetch(client: Client, options: Options) -> Screen:
     answer = client_for(client, options).leases(pool=bool(options.value("pool")))
-    leases = [lease for lease in answer.leases if _chosen(lease, options)]
+    leases = [lease for lease in answer.leases if _matches(lease, options)]
     leases.sort(key=lambda lease: lease.idle_since or 0.0)
     now = time.time()
     permille = sum(grant.compute_permille for lease in leases for grant in lease.grants)

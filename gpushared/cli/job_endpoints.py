@@ -51,15 +51,15 @@ def newest_output(job: Job) -> int:
     return job.tries[-1].attempt
 
 
-def _container(there: Client, job: Job, attempt: int, node: str) -> str:
+def _container(node_client: Client, job: Job, attempt: int, node: str) -> str:
     """Return a container's id by the labels that the gate gives a job's container; empty for none.
 
-    ``node`` is named where it is another one than this.
+    ``node``: the name of another node that has the container; empty for this node.
     """
     labels = [f"gpushare.job={job.id}", f"gpushare.attempt={attempt}"]
     filters = quote(json.dumps({"label": labels}))
     try:
-        answer = there.docker("GET", f"/containers/json?all=1&filters={filters}")
+        answer = node_client.docker("GET", f"/containers/json?all=1&filters={filters}")
     except DaemonUnavailable as error:
         if not node:
             raise

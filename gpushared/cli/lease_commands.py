@@ -25,7 +25,7 @@ MOVES = {
 """The states in which a lease is on its way, and what happens there."""
 QUIET_SECONDS = 2.0
 POLL_SECONDS = 30.0
-_Begun = TypeVar("_Begun")
+_Target = TypeVar("_Target")
 
 
 def move_each(names: Iterable[str], work: Callable[[str], str]) -> int:
@@ -61,7 +61,7 @@ def wrong_state(client: Client, lease: Lease, expected: str) -> StateConflict:
     )
 
 
-def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
+def each_lease(names: Iterable[_Target], work: Callable[[_Target], str]) -> int:
     """Print the result of ``work`` on each lease; return the exit code of the last failure, else 0."""
     code = 0
     for name in names:
@@ -73,17 +73,17 @@ def each_lease(names: Iterable[_Begun], work: Callable[[_Begun], str]) -> int:
 
 
 def begin_each_then_finish(
-    names: Iterable[str], begin: Callable[[str], _Begun], finish: Callable[[_Begun], str]
+    names: Iterable[str], begin: Callable[[str], _Target], finish: Callable[[_Target], str]
 ) -> int:
     """Do slow work on each lease as ``each_lease`` does: begin all of it before the first wait."""
     code = 0
-    begun: list[_Begun] = []
+    targets: list[_Target] = []
     for name in names:
         try:
-            begun.append(begin(name))
+            targets.append(begin(name))
         except GpushareError as error:
             code = report(error)
-    return each_lease(begun, finish) or code
+    return each_lease(targets, finish) or code
 
 
 @click.command("extend")

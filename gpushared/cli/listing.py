@@ -220,13 +220,13 @@ def _table(columns: Sequence[Column], screen: Screen, options: Options, drops: S
     if screen.text_lines is None:
         fits = options.output == "table" and sys.stdout.isatty()
         width = table.terminal_width(sys.stdout) if fits else None
-        written = table.lines(
+        table_lines = table.lines(
             columns, screen.rows, headers=options.headers, colour=colour, width=width, drops=drops
         )
     else:
-        written = [text.printable(line) for line in screen.text_lines]
+        table_lines = [text.printable(line) for line in screen.text_lines]
     if options.headers:
         above = [table.paint(SIMULATED, "33" if colour else None)] if screen.simulated else []
         notes = [table.paint(note, "31" if colour else None) for note in screen.notes]
-        written = [*above, *written, *notes, *filter(None, [screen.last])]
-    return "".join(f"{line}\n" for line in written)
+        table_lines = [*above, *table_lines, *notes, *filter(None, [screen.last])]
+    return "".join(f"{line}\n" for line in table_lines)

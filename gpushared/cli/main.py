@@ -85,7 +85,7 @@ def _command(argv: list[str]) -> int:
 
 
 def _run_listing(name: str, args: list[str]) -> int | None:
-    """Return the exit code of a listing; None if click must read the words."""
+    """Return the exit code of a listing; None if click must read the arguments."""
     from importlib import import_module
 
     from gpushared.cli.listing import Listing, read_plain, show
@@ -96,7 +96,7 @@ def _run_listing(name: str, args: list[str]) -> int | None:
 
 
 def _run_top(args: list[str]) -> int | None:
-    """Return the exit code of ``gpushare top``; None if click must read the words."""
+    """Return the exit code of ``gpushare top``; None if click must read the arguments."""
     from importlib import import_module
 
     from gpushared.cli.listing import Options, read_plain

@@ -40,9 +40,9 @@ def _free(gpus: tuple[PoolGpu, ...]) -> str:
     """Return the free part of all GPUs together, and the number of GPUs without any lease."""
     if not gpus:
         return ""
-    well = [gpu for gpu in gpus if not gpu.trouble]
-    total = sum(gpu.free_compute_permille for gpu in well) / WHOLE_PERMILLE
-    whole = sum(not gpu.leases and gpu.free_compute_permille == WHOLE_PERMILLE for gpu in well)
+    healthy = [gpu for gpu in gpus if not gpu.trouble]
+    total = sum(gpu.free_compute_permille for gpu in healthy) / WHOLE_PERMILLE
+    whole = sum(not gpu.leases and gpu.free_compute_permille == WHOLE_PERMILLE for gpu in healthy)
     return f"{total:.2f} ({whole} whole)"
 
 

@@ -8,7 +8,7 @@ import click
 
 from gpushared.api.v1.admin_messages import PolicyExplanation, PolicyFinding, PolicyRules
 from gpushared.cli import complete, docker_args, docker_cli
-from gpushared.cli.capture import Captured, capture
+from gpushared.cli.capture import CreateRequest, capture
 from gpushared.cli.docker_args import RUN_ALONE, RunArguments, split
 from gpushared.cli.errors import UsageError
 from gpushared.cli.listing import write_items
@@ -59,8 +59,8 @@ def explain(*, user: str, output: str, as_json: bool, argv: tuple[str, ...]) -> 
       gpushare policy explain -o json -- -p 80:80 IMAGE
     """
     client = Client()
-    captured = _capture(client, argv)
-    answer = client.explain_policy(captured.body, captured.version, user=user)
+    create_request = _capture(client, argv)
+    answer = client.explain_policy(create_request.body, create_request.version, user=user)
     write_items(
         "json" if as_json else output,
         "gpushare.policy-explanation/1",
@@ -91,7 +91,7 @@ def show(*, output: str, as_json: bool) -> int:
 # --- what docker would send ----------------------------------------------------------------------------
 
 
-def _capture(client: Client, argv: Sequence[str]) -> Captured:
+def _capture(client: Client, argv: Sequence[str]) -> CreateRequest:
     args = split(argv, docker_args.RUN._replace(command="policy explain"))
     if not args.image:
         raise UsageError("no image was named", hint="gpushare policy explain -- --gpus 1 IMAGE")

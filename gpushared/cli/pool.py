@@ -182,10 +182,10 @@ def tokens(output: str) -> int:
       gpushare pool tokens -o json
     """
     client, now = PoolClient(), time.time()
-    joins, apis = client.join_tokens(), client.api_tokens()
-    items = [{"kind": "join", **token.to_json()} for token in joins]
-    items += [{"kind": "api", **token.to_json()} for token in apis]
-    rows = [_join_row(token, now) for token in joins] + [_api_row(token, now) for token in apis]
+    join_tokens, api_tokens = client.join_tokens(), client.api_tokens()
+    items = [{"kind": "join", **token.to_json()} for token in join_tokens]
+    items += [{"kind": "api", **token.to_json()} for token in api_tokens]
+    rows = [_join_row(token, now) for token in join_tokens] + [_api_row(token, now) for token in api_tokens]
     lines = table.lines(_COLUMNS, rows, headers=True, colour=False)
     write_items(output, "gpushare.tokens/1", items, lines)
     return 0

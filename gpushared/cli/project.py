@@ -240,8 +240,8 @@ def set_(
         if amount and (option, amount) != ("limit", NO_LIMIT):
             with wrong_values(f"--{option}"):
                 parse_gpus(amount)
-    named = () if no_users else users or None
-    updated = Client().set_project(name, weight=weight, users=named, model=model, unset=unset, **quota)
+    members = () if no_users else users or None
+    updated = Client().set_project(name, weight=weight, users=members, model=model, unset=unset, **quota)
     for line in _facts(updated):
         click.echo(text.printable(line))
     return 0

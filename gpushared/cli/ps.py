@@ -135,15 +135,15 @@ def _fetch_leases(client: Client, options: Options) -> tuple[LeaseList, list[Lea
         pool=bool(options.value("pool")),
     )
     first = answer = fetch_page(limit=min(limit, PAGE))
-    leases, past = list(answer.leases), _over(answer)
+    leases, past = list(answer.leases), _count_ended(answer)
     while answer.next_page_token and past < limit:
         answer = fetch_page(limit=min(limit - past, PAGE), page_token=answer.next_page_token)
         leases += answer.leases
-        past += _over(answer)
+        past += _count_ended(answer)
     return first, leases, answer.more
 
 
-def _over(answer: LeaseList) -> int:
+def _count_ended(answer: LeaseList) -> int:
     return sum(lease.state == "ended" for lease in answer.leases)
 
 

@@ -10,7 +10,7 @@ from gpushared.cli import text
 from gpushared.cli.errors import UsageError
 from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Explanation, Lease, Project, Quota, Waiting
+from gpushared.client import Client, Explanation, Lease, LeaseList, Project, Quota, Waiting
 from gpushared.domain.model.errors import NotFound
 from gpushared.light import TYPE_CHECKING, NamedTuple
 
@@ -43,13 +43,18 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
     }
 
 
+def queued_leases(answer: LeaseList) -> list[tuple[Lease, Waiting]]:
+    """Return the leases that wait, each with its wait, in the order of each node's queue."""
+    queued = [(lease, lease.waiting) for lease in answer.leases if lease.waiting is not None]
+    return sorted(queued, key=lambda pair: (pair[0].node, pair[1].position))
+
+
 def fetch(client: Client, options: Options) -> Screen:
     client, in_pool = client_for(client, options), bool(options.value("pool"))
     if in_pool and options.explain:
         raise UsageError("--explain is for the queue of this node", hint="gpushare why JOB explains one")
     answer = client.leases(pool=in_pool)
-    queued = [(lease, lease.waiting) for lease in answer.leases if lease.waiting is not None]
-    queued.sort(key=lambda pair: (pair[0].node, pair[1].position))
+    queued = queued_leases(answer)
     now = time.time()
     screen = Screen(
         rows=[lease_row(lease, waiting, now) for lease, waiting in queued],

@@ -421,11 +421,11 @@ class Frames:
 
     def rest(self) -> bytes:
         """Return the received part of a frame that broke off, as a whole frame."""
-        begun, self._waiting = self._waiting, b""
-        if len(begun) <= self.HEADER.size:
+        frame, self._waiting = self._waiting, b""
+        if len(frame) <= self.HEADER.size:
             return b""
-        stream, _ = self.HEADER.unpack_from(begun)
-        return self.HEADER.pack(stream, len(begun) - self.HEADER.size) + begun[self.HEADER.size :]
+        stream, _ = self.HEADER.unpack_from(frame)
+        return self.HEADER.pack(stream, len(frame) - self.HEADER.size) + frame[self.HEADER.size :]
 
 
 def connect(path: str) -> socket.socket:

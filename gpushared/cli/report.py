@@ -97,16 +97,12 @@ def _lease(lease_report: LeaseReport, now: float, *, plain: bool) -> Iterator[st
 
 
 def _job(job: PastJob, now: float) -> Iterator[str]:
-    code = "" if job.exit_code in {None, 0} else f"({job.exit_code})"
-    outcome = f"{job.outcome}{code}" if job.outcome else "not over"
-    why = f" ({job.outcome_text})" if job.outcome_text else ""
-    yield f"{job.id}: job, {outcome}{why}, {job.lease_class}, of {job.owner} in {job.project}"
+    yield _title(job, "job, ")
     yield _line("asked", job.asks if job.node_count == 1 else f"{job.node_count} nodes x {job.asks}")
     ended = f", ended {text.clock(job.ended_at, now)}" if job.ended_at else ""
     yield _line("submitted", f"{text.clock(job.submitted_at or now, now)}{ended}")
-    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in job.reasons)
-    waited = f"{lasted(job.waited_ms)} before its leases" if job.waited_ms else "not at all before its leases"
-    yield _line("waited", waited + (f": {reasons}" if reasons else ""))
+    waited = lasted(job.waited_ms) if job.waited_ms else "not at all"
+    yield _line("waited", f"{waited} before its leases{_reasons(job)}")
     where = f" on {', '.join(job.nodes)}" if job.nodes else ""
     yield _line("attempts", f"{job.attempts}{where}")
 
@@ -115,11 +111,17 @@ def _line(title: str, content: str) -> str:
     return f"  {title:{WIDTH}}{content}"
 
 
-def _title(lease: PastLease) -> str:
-    code = "" if lease.exit_code in {None, 0} else f"({lease.exit_code})"
-    outcome = f"{lease.outcome}{code}" if lease.outcome else "not over"
-    why = f" ({lease.outcome_text})" if lease.outcome_text else ""
-    return f"{lease.id}: {outcome}{why}, {lease.lease_class}, of {lease.owner} in {lease.project}"
+def _title(past: PastLease | PastJob, kind: str = "") -> str:
+    code = "" if past.exit_code in {None, 0} else f"({past.exit_code})"
+    outcome = f"{past.outcome}{code}" if past.outcome else "not over"
+    why = f" ({past.outcome_text})" if past.outcome_text else ""
+    return f"{past.id}: {kind}{outcome}{why}, {past.lease_class}, of {past.owner} in {past.project}"
+
+
+def _reasons(waiter: LeaseReport | PastJob) -> str:
+    """Return the reasons of a wait with their times, after a colon, or nothing."""
+    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in waiter.reasons)
+    return f": {reasons}" if reasons else ""
 
 
 def _asked(lease: PastLease) -> str:
@@ -130,8 +132,7 @@ def _asked(lease: PastLease) -> str:
 def _waited(lease_report: LeaseReport) -> str:
     if not lease_report.lease.waited_ms:
         return "not at all"
-    reasons = ", ".join(f"{reason.reason} {lasted(reason.waited_ms)}" for reason in lease_report.reasons)
-    return lasted(lease_report.lease.waited_ms) + (f": {reasons}" if reasons else "")
+    return lasted(lease_report.lease.waited_ms) + _reasons(lease_report)
 
 
 def _held(lease: PastLease) -> str:

@@ -95,8 +95,8 @@ def _gpu(text: str) -> dict[str, object]:
     numbers = [index, instance] if colon else [index]
     if not all(number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS for number in numbers):
         raise UsageError(f"--gpu: {shown(text)} names no GPU", hint="write 0, or 0:1 for a MIG instance")
-    named: dict[str, object] = {"gpu_index": int(index)}
-    return named | {"mig_index": int(instance)} if colon else named
+    gpu_fields: dict[str, object] = {"gpu_index": int(index)}
+    return gpu_fields | {"mig_index": int(instance)} if colon else gpu_fields
 
 
 def _bytes(memory: str | None) -> int:

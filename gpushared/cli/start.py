@@ -27,7 +27,7 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimpleme
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpushared.cli.capture import Captured
+    from gpushared.cli.capture import CreateRequest
     from gpushared.cli.runs import Run
 
 WHOLE_GPU = "1"
@@ -63,7 +63,7 @@ class PreparedRun:
         request = {**with_lease_ids(self.client, request), **shown}
         progress = Progress(sys.stderr, advice_of(args))
         self.wait = QueueWait(self.client, request, progress, max_wait, self._check_before_waiting)
-        self._captured: Captured | None = None
+        self._create_request: CreateRequest | None = None
 
     def refusal(self) -> int:
         """Return docker's exit code if docker refuses the arguments, and has said why; else 0.
@@ -72,7 +72,7 @@ class PreparedRun:
         """
         check_privileges(self.client, self.args)
         print_warnings(self.args)
-        code, self._captured = refusal_of(self.docker, self.args, self.client)
+        code, self._create_request = refusal_of(self.docker, self.args, self.client)
         return code
 
     def fetch_image(self) -> None:
@@ -89,7 +89,7 @@ class PreparedRun:
     def _check_before_waiting(self) -> None:
         from gpushared.cli.capture import check_run
 
-        check_run(self.client, self.docker, self.args, self._captured)
+        check_run(self.client, self.docker, self.args, self._create_request)
 
     def environ_for(self, lease_id: str) -> dict[str, str]:
         """Return docker's environment for a lease that was granted."""
@@ -114,7 +114,7 @@ class PreparedRun:
             raise
 
 
-def refusal_of(program: str, args: RunArguments, client: Client) -> tuple[int, Captured | None]:
+def refusal_of(program: str, args: RunArguments, client: Client) -> tuple[int, CreateRequest | None]:
     """Return docker's exit code if docker refuses the arguments, and says so itself; else 0.
 
     The second value is the container that docker would create, if docker has read the arguments.
@@ -128,9 +128,9 @@ def refusal_of(program: str, args: RunArguments, client: Client) -> tuple[int, C
 
 def print_warnings(args: RunArguments, options: OurOptions = RUN) -> None:
     """Warn on stderr of arguments that may not be meant, and tell the size if none was named."""
-    if late := option_after_image(args, options):
+    if misplaced := option_after_image(args, options):
         say(
-            f"warning: {late} stands after the image, so the container's program gets it; "
+            f"warning: {misplaced} stands after the image, so the container's program gets it; "
             f"options of gpushare {options.command} stand before the image"
         )
     if not _names_size(args):

@@ -48,8 +48,8 @@ def stop(lease: tuple[str, ...], grace_seconds: int | None, wait: bool) -> int:
         return end.exit_code
 
 
-class Begun(NamedTuple):
-    """Hold the end of a lease or a job that was asked for: its id, and the lease on this node."""
+class StopTarget(NamedTuple):
+    """Name a lease or a job that is to end, by its id, with its lease on this node."""
 
     id: str
     lease: Lease | None = None
@@ -64,20 +64,20 @@ class Stop:
         self._grace_seconds = grace_seconds
         self._until_over = until_over
 
-    def begin(self, reference: str) -> Begun:
+    def begin(self, reference: str) -> StopTarget:
         """Ask for the end of a lease, or of a job with the lease that it has on this node."""
 
-        def of_lease(name: str) -> Begun:
+        def of_lease(name: str) -> StopTarget:
             if name != reference:  # a container's name: of a job it is the job that is to end
                 lease = self._client.get(name)
                 if lease.job_id and not lease.job_pool:
-                    return Begun(self.cancel(lease.job_id), lease)
+                    return StopTarget(self.cancel(lease.job_id), lease)
             lease = self._client.stop(name, grace_seconds=self._grace_seconds)
-            return Begun(lease.id, lease)
+            return StopTarget(lease.id, lease)
 
-        def of_job(name: str) -> Begun:
+        def of_job(name: str) -> StopTarget:
             here = lease_if_here(self._client, self._jobs.get(name))
-            return Begun(self.cancel(name), here)
+            return StopTarget(self.cancel(name), here)
 
         return first_found(self._client, reference, of_lease, of_job)
 
@@ -97,14 +97,14 @@ class Stop:
             say(f"{ending.id}: {ending.reason}", hint=ending.hint)
         return ending.id
 
-    def finish(self, begun: Begun) -> str:
+    def finish(self, target: StopTarget) -> str:
         """Wait for the end here, and return the id. Raises Unavailable, TimedOut."""
-        lease = begun.lease
+        lease = target.lease
         if lease is not None and lease.state != "ended" and lease.container_id:
             self._wait_for_container(lease)
         if lease is not None and self._until_over:
             self._wait_for_end(lease)
-        return begun.id
+        return target.id
 
     def _wait_for_container(self, lease: Lease) -> None:
         grace = STOP_GRACE_SECONDS if self._grace_seconds is None else self._grace_seconds
@@ -182,6 +182,6 @@ def _is_called(job: Job, name: str | None) -> bool:
 
 
 def _job_ids(client: Client, reference: str) -> list[str]:
-    """Return the jobs of an array that are not over, last first; any other word is one job."""
+    """Return the jobs of an array that are not over, last first; any other reference is one job."""
     jobs = jobs_of_array(client, reference)
     return [job.id for job in reversed(jobs) if not job.is_over] if jobs else [reference]

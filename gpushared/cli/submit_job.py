@@ -10,7 +10,7 @@ from typing import Any
 
 from gpushared.api.v1.messages import SubmitAnswer
 from gpushared.cli import docker_cli
-from gpushared.cli.capture import Captured, capture, check_captured
+from gpushared.cli.capture import CreateRequest, capture, check_create_request
 from gpushared.cli.docker_args import RUN_ALONE, SUBMIT, RunArguments, refuse_ways_around, split
 from gpushared.cli.errors import UsageError, say, wrong_values
 from gpushared.cli.references import job_id
@@ -43,14 +43,14 @@ def submit_job(argv: Sequence[str]) -> int:
     client = Client()
     check_privileges(client, args)
     fields["lease"] = _with_ids(client, args, fields["lease"])
-    captured = _capture(client, args)
-    _refuse_old_paths(captured)
+    create_request = _capture(client, args)
+    _refuse_old_paths(create_request)
     if not may_go_elsewhere(client, args):  # else the policy of another node may be the one that judges
-        check_captured(client, captured)
+        check_create_request(client, create_request)
     print_warnings(args, SUBMIT)
     for note in _notes(args):
         say(note)
-    answer = _send(client, args, fields, captured)
+    answer = _send(client, args, fields, create_request)
     print(answer.array_id or answer.job_ids[0])
     for note in answer.notes:
         say(note)
@@ -90,18 +90,20 @@ def _warn_if_it_never_fits(jobs: Jobs, job_id: str) -> None:
             )
 
 
-def _capture(client: Client, args: RunArguments) -> Captured:
+def _capture(client: Client, args: RunArguments) -> CreateRequest:
     program = docker_cli.find_docker()
     return capture(program, args.docker_without(*RUN_ALONE), docker_cli.api_version_of(client))
 
 
-def _send(client: Client, args: RunArguments, fields: dict[str, Any], captured: Captured) -> SubmitAnswer:
+def _send(
+    client: Client, args: RunArguments, fields: dict[str, Any], create_request: CreateRequest
+) -> SubmitAnswer:
     return Jobs(client).submit(
         request_id=os.urandom(16).hex(),
-        create_body=_for_nobody_at_a_terminal(captured.body),
+        create_body=_for_nobody_at_a_terminal(create_request.body),
         image=args.image,
-        name=captured.name,
-        platform=captured.platform,
+        name=create_request.name,
+        platform=create_request.platform,
         pull=args.value("pull"),
         remove=args.is_set("rm"),
         **fields,
@@ -114,8 +116,9 @@ def _send(client: Client, args: RunArguments, fields: dict[str, Any], captured: 
 def _submit_fields(args: RunArguments) -> dict[str, Any]:
     """Return the values of our options as the arguments of ``Jobs.submit``."""
     options = args.own_options
-    lasting = args._replace(flags=tuple(flag for flag in args.flags if flag.name != "rm"))
-    lease = lease_fields(lasting) | {"after": []}  # the job removes its container, and only when it is over
+    # The job removes its container, and only when it is over.
+    args_without_rm = args._replace(flags=tuple(flag for flag in args.flags if flag.name != "rm"))
+    lease = lease_fields(args_without_rm) | {"after": []}
     requeue = lease.pop("requeue")
     if options.get("node") and options.get("span"):
         raise UsageError(
@@ -196,9 +199,9 @@ def _refuse_what_no_job_has(args: RunArguments) -> None:
             raise UsageError(f"--{name} makes no sense for a job", hint=why)
 
 
-def _refuse_old_paths(captured: Captured) -> None:
+def _refuse_old_paths(create_request: CreateRequest) -> None:
     """The docker CLI makes relative paths absolute since 23.0; before, the engine would refuse them."""
-    binds = json.loads(captured.body).get("HostConfig", {}).get("Binds") or []
+    binds = json.loads(create_request.body).get("HostConfig", {}).get("Binds") or []
     for bind in binds:
         if bind.startswith("."):
             raise UsageError(

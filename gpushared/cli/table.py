@@ -95,10 +95,10 @@ def lines(
     drops: Sequence[str] = (),
 ) -> list[str]:
     """Return the lines of ``segments`` as text, without spaces at their ends."""
-    placed = segments(columns, rows, headers=headers, width=width, drops=drops)
+    table_lines = segments(columns, rows, headers=headers, width=width, drops=drops)
     return [
         "".join(paint(segment.text, segment.look if colour else None) for segment in line).rstrip()
-        for line in placed
+        for line in table_lines
     ]
 
 
@@ -131,8 +131,8 @@ def segments(
     if headers:
         widths = {column.key: max(len(column.title), widths[column.key]) for column in columns}
     titles = [_line(columns, [column.title for column in columns], widths, title=True)] if headers else []
-    written = (cells[column.key][shown] for column in columns)
-    return titles + [_line(columns, line, widths, title=False) for line in zip(*written, strict=True)]
+    shown_cells = (cells[column.key][shown] for column in columns)
+    return titles + [_line(columns, line, widths, title=False) for line in zip(*shown_cells, strict=True)]
 
 
 def _fitting(
@@ -167,18 +167,20 @@ def _cut(columns: Sequence[Column], needed: Mapping[str, int], width: int) -> di
 
 
 def shortened(cell: str, room: int) -> str:
-    if text_width(cell) <= room:
-        return cell
-    beginning = cell
-    while text_width(beginning) >= room:
-        beginning = beginning[:-1]
-    return f"{beginning}…"
+    return cell if text_width(cell) <= room else f"{beginning(cell, room - 1)}…"
+
+
+def beginning(text: str, room: int) -> str:
+    """Return the beginning of a text, at most so wide."""
+    while text_width(text) > room:
+        text = text[:-1]
+    return text
 
 
 def _line(
     columns: Sequence[Column], cells: Sequence[str], widths: Mapping[str, int], *, title: bool
 ) -> list[Segment]:
-    placed: list[Segment] = []
+    pieces: list[Segment] = []
     plain = ""
     for number, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         gap = _GAP if number else ""
@@ -188,9 +190,9 @@ def _line(
         if not look:
             plain += before + cell + after
             continue
-        placed += [Segment(plain + before), Segment(cell, look)]
+        pieces += [Segment(plain + before), Segment(cell, look)]
         plain = after
-    return [*placed, Segment(plain)]
+    return [*pieces, Segment(plain)]
 
 
 def _colour(column: Column, cell: str) -> str:

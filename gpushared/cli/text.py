@@ -14,7 +14,7 @@ _SPANS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def printable(text: str) -> str:
-    """Return the text without characters that could move a terminal's cursor: names are others' words."""
+    """Return the text without characters that could move a terminal's cursor: other users choose names."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
@@ -28,10 +28,10 @@ def memory(size: int | None) -> str:
     return f"{_figure(size, unit_bytes)} {unit}"
 
 
-def memory_pair(used: int | None, of: int) -> str:
-    """Return ``3.2/19.8 GiB``, both in the unit of the second."""
-    unit, unit_bytes = _unit(of)
-    return f"{MISSING if used is None else _figure(used, unit_bytes)}/{_figure(of, unit_bytes)} {unit}"
+def memory_pair(used: int | None, total: int) -> str:
+    """Return ``3.2/19.8 GiB``, both in the unit of the total."""
+    unit, unit_bytes = _unit(total)
+    return f"{MISSING if used is None else _figure(used, unit_bytes)}/{_figure(total, unit_bytes)} {unit}"
 
 
 def _unit(size: int) -> tuple[str, int]:
@@ -68,11 +68,11 @@ def span(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def clock(moment: float, now: float) -> str:
+def clock(moment: float, now: float, today_format: str = "%H:%M", other_day_format: str = "%a %H:%M") -> str:
     """Return ``14:05`` today, ``Tue 14:05`` on another day; local time."""
     then, today = time.localtime(moment), time.localtime(now)
     same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%a %H:%M", then)
+    return time.strftime(today_format if same_day else other_day_format, then)
 
 
 def day_and_clock(moment: float, now: float) -> str:

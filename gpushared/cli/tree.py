@@ -1,4 +1,4 @@
-"""Build click's tree of commands: help, completion, and the reading of all unusual words."""
+"""Build click's tree of commands: help, completion, and the reading of all unusual arguments."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ class _Lazy(click.Group):
 def _unknown(name: str) -> UsageError:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "gpushare --help lists the commands"
+    matches = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {matches[0]}?" if matches else "gpushare --help lists the commands"
     return UsageError(f"there is no command {name!r}", hint=hint)
 
 
@@ -161,7 +161,7 @@ def _hint(error: click.UsageError) -> str:
 
 
 def invoke(argv: Sequence[str]) -> int:
-    """Run the words through click; its complaints become ours."""
+    """Run the command line through click; click's errors become ours."""
     try:
         code = cli.main(args=list(argv), prog_name="gpushare", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

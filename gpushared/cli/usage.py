@@ -10,7 +10,7 @@ from gpushared.cli.history_options import (
     by_option,
     hours,
     percent,
-    window,
+    read_window,
 )
 from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
@@ -25,8 +25,8 @@ def usage_cells(row: UsageRow) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    chosen = window(options)
-    answer = client_for(client, options).usage(chosen, by=options.value("by"))
+    window = read_window(options)
+    answer = client_for(client, options).usage(window, by=options.value("by"))
     total = answer.total or UsageRow({})
     used = percent(total.account.use_of_held_ratio)
     return Screen(
@@ -36,7 +36,7 @@ def fetch(client: Client, options: Options) -> Screen:
         simulated=answer.simulated,
         last=f"total: {hours(total.account.held_gpu_ms)} GPU hours held by {total.leases} leases"
         + (f", {used} used" if used else ""),
-        extra={**bounds(chosen), "total": total.to_json()},
+        extra={**bounds(window), "total": total.to_json()},
     )
 
 

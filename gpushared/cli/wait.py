@@ -73,11 +73,11 @@ def _of_lease(client: Client, name: str) -> Lease | Job:
 
 def _job_ended(client: Client, job: Job, until: float | None) -> int | None:
     """Return the code that a job ended with; None after the time."""
-    over = _over(Jobs(client), job, until)
-    if over is None or over.state == "succeeded":
-        return None if over is None else 0
-    say(_ending(over), over.hint)
-    return over.exit_code or NO_CODE
+    ended_job = _wait_for_job(Jobs(client), job, until)
+    if ended_job is None or ended_job.state == "succeeded":
+        return None if ended_job is None else 0
+    say(_ending(ended_job), ended_job.hint)
+    return ended_job.exit_code or NO_CODE
 
 
 def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | None:
@@ -93,7 +93,7 @@ def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | Non
     return NO_CODE if code is None else code
 
 
-def _over(jobs: Jobs, job: Job, until: float | None) -> Job | None:
+def _wait_for_job(jobs: Jobs, job: Job, until: float | None) -> Job | None:
     """Return the job when it is over; None after the time."""
     while not job.is_over:
         seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())

@@ -192,7 +192,7 @@ class Progress:
             self._advice = ""
 
     def lost(self, sentence: str) -> None:
-        """Show the sentence that the daemon does not answer; the next state counts as news again."""
+        """Show ``sentence`` while the daemon is away; the next state is shown even if it is the same as before."""
         self._shown_state = None
         self._show(sentence)
 

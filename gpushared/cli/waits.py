@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpushared.api.v1.history_messages import WaitsRow
-from gpushared.cli.history_options import FILTERS, bounds, by_option, lasted, window
+from gpushared.cli.history_options import FILTERS, bounds, by_option, lasted, read_window
 from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client
@@ -26,8 +26,8 @@ def _cells(row: WaitsRow) -> Row:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    chosen = window(options)
-    answer = client_for(client, options).waits(chosen, by=options.value("by"))
+    window = read_window(options)
+    answer = client_for(client, options).waits(window, by=options.value("by"))
     total = answer.total
     return Screen(
         rows=[_cells(row) for row in answer.rows],
@@ -37,7 +37,7 @@ def fetch(client: Client, options: Options) -> Screen:
         last=""
         if total is None
         else f"total: {total.waited} of {total.requests} requests waited, {lasted(total.total_ms)} together",
-        extra={**bounds(chosen), "total": None if total is None else total.to_json()},
+        extra={**bounds(window), "total": None if total is None else total.to_json()},
     )
 
 

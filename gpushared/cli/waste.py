@@ -9,9 +9,8 @@ from gpushared.cli.history_options import (
     by_option,
     hours,
     lasted,
-    part,
     percent,
-    window,
+    read_window,
 )
 from gpushared.cli.listing import Listing, Options, Screen, client_for
 from gpushared.cli.table import Column, Row
@@ -24,8 +23,8 @@ def _wasted_ms(row: UsageRow) -> int:
 
 
 def _cells(row: UsageRow) -> Row:
-    wasted = part(_wasted_ms(row), row.account.held_gpu_ms)
-    return {**usage_cells(row), "wasted": percent(wasted)}
+    held_ms = row.account.held_gpu_ms
+    return {**usage_cells(row), "wasted": percent(_wasted_ms(row) / held_ms if held_ms else None)}
 
 
 def _meanwhile(answer: Usage) -> str:
@@ -39,8 +38,8 @@ def _meanwhile(answer: Usage) -> str:
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    chosen = window(options)
-    answer = client_for(client, options).usage(chosen, by=options.value("by"))
+    window = read_window(options)
+    answer = client_for(client, options).usage(window, by=options.value("by"))
     in_time = options.value("by") in {"day", "week"}
     rows = answer.rows if in_time else sorted(answer.rows, key=_wasted_ms, reverse=True)
     total = answer.total or UsageRow({})
@@ -51,7 +50,7 @@ def fetch(client: Client, options: Options) -> Screen:
         simulated=answer.simulated,
         last=_meanwhile(answer),
         extra={
-            **bounds(chosen),
+            **bounds(window),
             "total": total.to_json(),
             "waited_requests": answer.waited_requests,
             "waited_ms": answer.waited_ms,

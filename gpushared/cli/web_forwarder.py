@@ -50,15 +50,15 @@ class Forwarder:
     async def listen(self, port: int | None) -> tuple[asyncio.Server, int]:
         """Listen at a port, or at a free one near the first if none is given. Raises UsageError, Unavailable."""
         _check_tables()
-        tried = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + PORTS_TRIED), 0]
-        for each in tried:
+        ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + PORTS_TRIED), 0]
+        for candidate in ports:
             try:
-                server = await asyncio.start_server(self._serve, LOOPBACK, each)
+                server = await asyncio.start_server(self._serve, LOOPBACK, candidate)
             except OSError as error:
                 reason = error.strerror or str(error)
             else:
                 return server, server.sockets[0].getsockname()[1]
-        raise UsageError(f"port {tried[0]} cannot be listened on: {reason}", hint="choose another --port")
+        raise UsageError(f"port {ports[0]} cannot be listened on: {reason}", hint="choose another --port")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1

@@ -187,7 +187,7 @@ class Client:
         return Explanation(self.call("Leases/Explain", {"lease_id": lease_id}))
 
     def offer(self, **arguments: Unpack[LeaseArguments]) -> OfferAnswer:
-        """Return the answer that a request would get, without making it, in the words of ``request``."""
+        """Return the answer that a request would get, without making it; the arguments are those of ``request``."""
         try:
             return OfferAnswer(self.call("Leases/Offer", fields_of(arguments)))
         except StateConflict as error:  # as in ``request``
@@ -378,12 +378,12 @@ class Client:
         def once() -> http.HttpAnswer:
             answer = http.exchange(self.path, method, target, timeout_seconds=answer_seconds)
             if answer.status == UNAVAILABLE and self.retries is not None:
-                raise _NotNow(answer)
+                raise _EngineAway(answer)
             return answer
 
         try:
             return self._ask(once, may_repeat=may_repeat or method == "GET")
-        except _NotNow as error:
+        except _EngineAway as error:
             return error.answer
 
     def call(
@@ -423,8 +423,8 @@ class Client:
         return data
 
 
-class _NotNow(Unavailable):
-    """The gate says that the engine, or the way to another node's, is away."""
+class _EngineAway(Unavailable):
+    """The gate answers that the engine, or the way to another node's engine, is away."""
 
     def __init__(self, answer: http.HttpAnswer) -> None:
         super().__init__(http.docker_message(answer.status, answer.body))

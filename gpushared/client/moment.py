@@ -42,7 +42,7 @@ def read_past(text: str, now: datetime) -> float:
 
 
 def _time_of_day(text: str, now: datetime) -> datetime:
-    """Return the next such time, by the local clock and without a zone."""
+    """Return the next moment with this time of day, by the local clock and without a zone."""
     try:
         at = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - only its hour and minute are used
     except ValueError:

@@ -15,7 +15,7 @@ HINT = "say 7d, 12h, 22:00, 2026-11-01, " + ", ".join(PERIODS)
 def read_bounds(text: str, now: datetime) -> tuple[float, float]:
     """Return the beginning and the end of a period, in seconds since the epoch; ``now`` is local.
 
-    A word that names no period is a moment, which is both. Raises RequestError.
+    A text that names no period is a moment, which is beginning and end. Raises RequestError.
     """
     if text not in PERIODS:
         try:

@@ -130,10 +130,7 @@ class PoolClient:
             ) from error
 
     def _through_node(self, call: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        """Ask the node. Raises the error of the node or, through it, the coordinator.
-
-        Without a node the error before is raised.
-        """
+        """Ask the node. Raises its error, or that of the coordinator that it asks."""
         try:
             return Client(self._node).call(f"PoolAdmin/{call}", fields)
         except ConnectionLost:

@@ -1,4 +1,4 @@
-"""Try calls again while the daemon restarts: which ones, how patiently, and with what words to the user.
+"""Try calls again while the daemon restarts: which calls, for how long, and what the user is told.
 
 A daemon is expected if its socket exists, or the directory that it serves from. If neither exists, no daemon
 was ever started, and the first error is the answer.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 TREND_MINUTES = 20
 
 
-class WantedLeases(NamedTuple):
-    """Say what is shown: the pool instead of the node, one node of the pool, only the caller's own leases."""
+class Scope(NamedTuple):
+    """Limit the view: the pool instead of the node, one node of the pool, only the caller's own leases."""
 
     pool: bool = False
     node: str = ""
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
         return self.gpus.simulated or self.leases.simulated
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it for programs, in the words of the listings' JSON."""
+        """Return all answers for programs, with the names of the listings' JSON."""
         nodes = {} if self.nodes is None else {"nodes": [node.to_json() for node in self.nodes.nodes]}
         return {
             "schema": "gpushare.top/1",
@@ -61,15 +61,15 @@ class Answers(NamedTuple):
         }
 
 
-def ask(client: Client, scope: WantedLeases, now: float) -> Answers:
+def ask(client: Client, scope: Scope, now: float) -> Answers:
     """Return what the daemon answers now. Raises the errors of ``Client``."""
     gpus, leases = client.gpus(pool=scope.pool), client.leases(pool=scope.pool)
     nodes = Jobs(client).nodes() if scope.pool else None
     return narrowed(Answers(gpus, leases, nodes, now), scope)
 
 
-def narrowed(answers: Answers, scope: WantedLeases) -> Answers:
-    """Leave out what the scope leaves out."""
+def narrowed(answers: Answers, scope: Scope) -> Answers:
+    """Return the answers without the GPUs, leases and nodes outside of the scope."""
     gpus, leases, nodes = answers.gpus, answers.leases, answers.nodes
     if scope.node:
         gpus.gpus = tuple(gpu for gpu in gpus.gpus if gpu.node == scope.node)
@@ -83,7 +83,7 @@ def narrowed(answers: Answers, scope: WantedLeases) -> Answers:
     return answers
 
 
-def _is_mine(lease: Lease, scope: WantedLeases) -> bool:
+def _is_mine(lease: Lease, scope: Scope) -> bool:
     """Return True for the caller's own lease. In a pool the numbers of users differ from node to node."""
     if not scope.pool:
         return lease.owner_uid == os.getuid()
@@ -98,7 +98,7 @@ def _user_name() -> str:
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """Return what tells a GPU from all others of the answer."""
+    """Return a key that no other GPU of the answer has."""
     return f"{gpu.node}/{gpu.uuid}"
 
 

@@ -1,4 +1,4 @@
-"""Turn ``gpushare top`` into a command of click's, with its help; most people's words are read without click."""
+"""Turn ``gpushare top`` into a command of click's, with its help; plain arguments are read without click."""
 
 from __future__ import annotations
 

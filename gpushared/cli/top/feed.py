@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpushared.cli.top.answers import UseByMinute, WantedLeases, ask
+from gpushared.cli.top.answers import Scope, UseByMinute, ask
 from gpushared.cli.top.view import News
 from gpushared.client import Client
 from gpushared.domain.model.backoff import backoff_seconds
@@ -25,7 +25,7 @@ class Feed:
     """Keep the newest answers. ``tell`` is called in the thread, after each change of ``news``."""
 
     def __init__(
-        self, client: Client, scope: WantedLeases, interval_seconds: float, tell: Callable[[], None]
+        self, client: Client, scope: Scope, interval_seconds: float, tell: Callable[[], None]
     ) -> None:
         self.news = News()
         self.wants_hour = False

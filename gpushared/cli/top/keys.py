@@ -41,12 +41,12 @@ class Prompt(NamedTuple):
 
 
 class Ui(NamedTuple):
-    """Hold what the user chose. ``chosen`` and ``numbers`` have the row of each panel, by key and by number."""
+    """Hold what the user chose. The chosen row of each panel is kept by its key, and by its number."""
 
     screen: str = PANELS
     focus: str = LEASES
-    chosen: Mapping[str, str] = {}
-    numbers: Mapping[str, int] = {}
+    chosen_keys: Mapping[str, str] = {}
+    chosen_numbers: Mapping[str, int] = {}
     orders: Mapping[str, int] = {}
     filter_text: str = ""
     prompt: Prompt | None = None
@@ -80,11 +80,11 @@ Effect = Leave | Explain | Do
 
 def chosen_number(ui: Ui, panel: Panel) -> int:
     """Return the number of the chosen row: by its key, else the row that is now in its place; -1 for none."""
-    chosen_key = ui.chosen.get(panel.name)
+    chosen_key = ui.chosen_keys.get(panel.name)
     for number, row in enumerate(panel.rows):
         if row.key == chosen_key:
             return number
-    return min(ui.numbers.get(panel.name, 0), len(panel.rows) - 1)
+    return min(ui.chosen_numbers.get(panel.name, 0), len(panel.rows) - 1)
 
 
 def chosen_row(ui: Ui, panels: Mapping[str, Panel]) -> PanelRow | None:
@@ -94,7 +94,7 @@ def chosen_row(ui: Ui, panels: Mapping[str, Panel]) -> PanelRow | None:
 
 
 def press(ui: Ui, key: str, panels: Mapping[str, Panel]) -> tuple[Ui, Effect | None]:
-    """Return the next state, and what is to be done."""
+    """Return the state after a key, and the effect that the program is to carry out."""
     if ui.prompt is not None:
         return _answer(ui, ui.prompt, key)
     ui = ui._replace(message="")
@@ -142,8 +142,8 @@ def _move(ui: Ui, panel: Panel, key: str) -> Ui:
     if not panel.rows:
         return ui
     number = max(0, min(chosen_number(ui, panel) + _MOVES[key], len(panel.rows) - 1))
-    chosen = {**ui.chosen, panel.name: panel.rows[number].key}
-    return ui._replace(chosen=chosen, numbers={**ui.numbers, panel.name: number})
+    chosen = {**ui.chosen_keys, panel.name: panel.rows[number].key}
+    return ui._replace(chosen_keys=chosen, chosen_numbers={**ui.chosen_numbers, panel.name: number})
 
 
 def _open(ui: Ui, key: str) -> Ui:
@@ -177,7 +177,7 @@ def _act(ui: Ui, key: str, target: ActionTarget | None) -> tuple[Ui, Effect | No
 
 
 def _answer(ui: Ui, prompt: Prompt, key: str) -> tuple[Ui, Effect | None]:
-    """Take a key into the question that is open."""
+    """Answer the open question by a key."""
     if key == "esc":
         return ui._replace(prompt=None, filter_text="" if prompt.action is None else ui.filter_text), None
     if prompt.typed is None:

@@ -176,11 +176,9 @@ def _leases(answers: Answers, now: float) -> list[PanelRow]:
 
 
 def _waiting(answers: Answers, now: float) -> list[PanelRow]:
-    queued = [(lease, lease.waiting) for lease in answers.leases.leases if lease.waiting is not None]
-    queued.sort(key=lambda pair: (pair[0].node, pair[1].position))
     return [
         PanelRow(f"{lease.node}/{lease.id or number}", queue.lease_row(lease, waiting, now), lease)
-        for number, (lease, waiting) in enumerate(queued)
+        for number, (lease, waiting) in enumerate(queue.queued_leases(answers.leases))
     ]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from gpushared.cli.top.actions import story
-from gpushared.cli.top.answers import WantedLeases
+from gpushared.cli.top.answers import Scope
 from gpushared.cli.top.feed import Feed
 from gpushared.cli.top.keys import GRID, TEXT, Do, Effect, Explain, Leave, Ui, press
 from gpushared.cli.top.panels import Panel, panels
@@ -71,7 +71,7 @@ class Program:
     """Run until the user leaves."""
 
     def __init__(
-        self, client: Client, scope: WantedLeases, interval_seconds: float, *, plain: bool, colour: bool
+        self, client: Client, scope: Scope, interval_seconds: float, *, plain: bool, colour: bool
     ) -> None:
         self._client = client
         self._interval_seconds = interval_seconds

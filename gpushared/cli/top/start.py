@@ -10,7 +10,7 @@ from gpushared.cli.errors import MAX_SHOWN, UsageError
 from gpushared.cli.listing import Options, OwnOption, client_for, own_values_of
 from gpushared.cli.sparkline import is_plain
 from gpushared.cli.table import terminal_width, wants_colour
-from gpushared.cli.top.answers import WantedLeases, ask
+from gpushared.cli.top.answers import Scope, ask
 from gpushared.cli.top.feed import Feed
 from gpushared.cli.top.panels import panels
 from gpushared.cli.top.view import ScreenSize, as_text, whole_picture
@@ -35,9 +35,7 @@ def start(options: Options) -> int:
     """Run the command, and return its exit code. Raises UsageError, and the errors of ``Client``."""
     interval_seconds = _seconds(options.value("interval"))
     node, once = options.value("node"), bool(options.value("once"))
-    scope = WantedLeases(
-        pool=bool(options.value("pool") or node), node=node, mine=bool(options.value("mine"))
-    )
+    scope = Scope(pool=bool(options.value("pool") or node), node=node, mine=bool(options.value("mine")))
     client = client_for(Client(), Options(own_values=own_values_of({"pool": scope.pool})))
     if options.value("json"):
         return _json(client, scope, interval_seconds, once=once)
@@ -80,7 +78,7 @@ def _can_draw() -> bool:
     return curses.tigetstr("cup") is not None
 
 
-def _once(client: Client, scope: WantedLeases, *, plain: bool, colour: bool) -> int:
+def _once(client: Client, scope: Scope, *, plain: bool, colour: bool) -> int:
     news = Feed(client, scope, USUAL_SECONDS, lambda: None).once()
     assert news.answers is not None, "they came, or an error was raised"
     now = time.time()
@@ -90,7 +88,7 @@ def _once(client: Client, scope: WantedLeases, *, plain: bool, colour: bool) -> 
     return 0
 
 
-def _json(client: Client, scope: WantedLeases, interval_seconds: float, *, once: bool) -> int:
+def _json(client: Client, scope: Scope, interval_seconds: float, *, once: bool) -> int:
     while True:
         sys.stdout.write(json.dumps(ask(client, scope, time.time()).to_json()) + "\n")
         sys.stdout.flush()

@@ -324,17 +324,14 @@ def cut(line: Iterable[Segment], width: int) -> list[Segment]:
             pieces.append(segment)
             room -= wide
             continue
-        beginning = segment.text
-        while text_width(beginning) > room:
-            beginning = beginning[:-1]
-        return [*pieces, segment._replace(text=beginning)]
+        return [*pieces, segment._replace(text=table.beginning(segment.text, room))]
     return pieces
 
 
 def as_text(lines: Iterable[Line], *, colour: bool) -> str:
     """Return the picture for a stream."""
-    written = (
+    text_lines = (
         "".join(table.paint(segment.text, segment.look if colour else None) for segment in line).rstrip()
         for line in lines
     )
-    return "".join(f"{line}\n" for line in written)
+    return "".join(f"{line}\n" for line in text_lines)

@@ -58,7 +58,7 @@ STARTED = frozenset({"running", "paused", "unknown", "cancelling", "succeeded", 
 
 
 class JobWarning(UserWarning):
-    """A job was taken, and the program may have meant something else."""
+    """The pool took a job, which may not be the one that the program meant."""
 
 
 class MakeCall(NamedTuple):
@@ -153,8 +153,8 @@ class PoolSteps:
         """
         self._pool = find_pool(address, ca_file=ca_file, token_file=token_file)
         self._addresses = CoordinatorAddresses(lambda: self._pool.targets)
-        self._opened = [self._channel_to(target) for target in self._pool.targets]
-        self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._opened), strict=True))
+        self._open_channels = [self._channel_to(target) for target in self._pool.targets]
+        self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._open_channels), strict=True))
         self._patience_seconds = patience_seconds
         self._has_answered = False
         self._may_read = True
@@ -239,7 +239,10 @@ class PoolSteps:
     def _wait_until(
         self, is_reached: Callable[[Job], bool], job_id: str, timeout_seconds: float | None = None
     ) -> Steps[Job]:
-        """Return the job when it is so. Raises TimedOut, and NeverFits if no node could take the job."""
+        """Return the job when ``is_reached`` is true for it.
+
+        Raises TimedOut, and NeverFits if no node could take the job.
+        """
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         job = yield from self._get(job_id)
         while not is_reached(job):

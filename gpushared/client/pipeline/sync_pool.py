@@ -35,7 +35,7 @@ class Pool(PoolSteps):
 
     def close(self) -> None:
         """End the open streams."""
-        for channel in self._opened:
+        for channel in self._open_channels:
             channel.close()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpushared.cli.top.answers import WantedLeases
+from gpushared.cli.top.answers import Scope
 from gpushared.cli.top.feed import LONGEST_PAUSE_SECONDS, POOL_HAS_NO_HOUR, Feed
 from gpushared.client import Client
 from gpushared.domain.model.errors import DaemonUnavailable
@@ -27,8 +27,8 @@ def served(standin: StandIn) -> StandIn:
     return standin
 
 
-def feed(standin: StandIn, scope: WantedLeases | None = None, seconds: float = 2.0) -> Feed:
-    return Feed(Client(standin.host), scope or WantedLeases(), seconds, lambda: None)
+def feed(standin: StandIn, scope: Scope | None = None, seconds: float = 2.0) -> Feed:
+    return Feed(Client(standin.host), scope or Scope(), seconds, lambda: None)
 
 
 def test_it_asks_for_the_lists_each_time_and_for_the_hour_once(served: StandIn) -> None:
@@ -48,7 +48,7 @@ def test_the_lists_are_there_before_the_hour_is(served: StandIn) -> None:
         assert one.news.answers is not None
         told.append(one.news.answers.recent is not None)
 
-    one = Feed(Client(served.host), WantedLeases(), 2.0, tell)
+    one = Feed(Client(served.host), Scope(), 2.0, tell)
     one._ask()
     assert told == [False, True]
 
@@ -101,7 +101,7 @@ def test_an_older_daemon_has_no_hour_and_all_else(served: StandIn) -> None:
 
 
 def test_a_pool_has_its_nodes_and_no_hour(served: StandIn) -> None:
-    one = feed(served, WantedLeases(pool=True))
+    one = feed(served, Scope(pool=True))
     one._ask()
     answers = one.news.answers
     assert answers is not None
@@ -119,7 +119,7 @@ def test_one_picture_needs_a_daemon(standin: StandIn) -> None:
 
 def test_a_refresh_is_asked_for_at_once(served: StandIn) -> None:
     told = threading.Semaphore(0)
-    one = Feed(Client(served.host), WantedLeases(), 3600.0, told.release)
+    one = Feed(Client(served.host), Scope(), 3600.0, told.release)
     one.start()
     served.wait_for("Leases/List", 1)
     one.refresh()

@@ -8,7 +8,7 @@ import pytest
 
 from gpushared.api.v1.history_messages import RecentUse
 from gpushared.cli.top.actions import ACTIONS, ActionTarget, story, target_of
-from gpushared.cli.top.answers import Answers, UseByMinute, WantedLeases, narrowed
+from gpushared.cli.top.answers import Answers, Scope, UseByMinute, narrowed
 from gpushared.cli.top.keys import (
     GRID,
     HELP,
@@ -134,7 +134,7 @@ def test_an_extension_asks_how_much() -> None:
 
 
 def test_a_paused_lease_is_resumed() -> None:
-    ui = Ui(chosen={LEASES: "/l-0003"})
+    ui = Ui(chosen_keys={LEASES: "/l-0003"})
     _, effect = pressed(ui, "p", "y")
     assert isinstance(effect, Do)
     assert effect.action.command(effect.target, "") == ("resume", "l-0003")
@@ -181,7 +181,7 @@ def test_the_help_names_every_key() -> None:
 
 def test_nothing_is_done_to_rows_that_no_command_here_can_name() -> None:
     """The id of a lease on another node may be that of another lease here."""
-    ui = Ui(chosen={LEASES: "b/l-0002"})
+    ui = Ui(chosen_keys={LEASES: "b/l-0002"})
     for key in ("k", "p", "e", "l", "w", "enter"):
         after, effect = pressed(ui, key, answers=machines.pool())
         assert effect is None
@@ -192,10 +192,10 @@ def test_nothing_is_done_to_rows_that_no_command_here_can_name() -> None:
 
 def test_in_a_pool_the_job_of_a_lease_is_named() -> None:
     pool = machines.pool()
-    _, effect = pressed(Ui(chosen={LEASES: "a/l-0001"}), "k", "y", answers=pool)
+    _, effect = pressed(Ui(chosen_keys={LEASES: "a/l-0001"}), "k", "y", answers=pool)
     assert isinstance(effect, Do)
     assert effect.action.command(effect.target, "") == ("cancel", "k3m9x0p2qa")
-    ui, effect = pressed(Ui(chosen={LEASES: "a/l-0001"}), "p", answers=pool)
+    ui, effect = pressed(Ui(chosen_keys={LEASES: "a/l-0001"}), "p", answers=pool)
     assert (ui.prompt, effect) == (None, None)
     waiting = target_of(chosen_row(Ui(focus=QUEUE), made(pool, Ui())))
     assert waiting is not None
@@ -284,17 +284,17 @@ def test_the_story_has_the_words_of_why(standin: StandIn) -> None:
 
 def test_only_the_callers_own_leases_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpushared.cli.top.answers.os.getuid", lambda: 1001)
-    mine = narrowed(machines.busy(), WantedLeases(mine=True))
+    mine = narrowed(machines.busy(), Scope(mine=True))
     assert {lease.owner for lease in mine.leases.leases} == {"bob"}
     assert not mine.leases.unmanaged
     assert len(mine.gpus.gpus) == 8
     monkeypatch.setattr("gpushared.cli.top.answers._user_name", lambda: "carol")
-    of_pool = narrowed(machines.pool(), WantedLeases(pool=True, mine=True))
+    of_pool = narrowed(machines.pool(), Scope(pool=True, mine=True))
     assert {lease.owner for lease in of_pool.leases.leases} == {"carol"}
 
 
 def test_only_one_node_of_the_pool_is_shown() -> None:
-    shown = narrowed(machines.pool(), WantedLeases(pool=True, node="b"))
+    shown = narrowed(machines.pool(), Scope(pool=True, node="b"))
     assert {gpu.node for gpu in shown.gpus.gpus} == {"b"}
     assert {lease.node for lease in shown.leases.leases} == {"b", ""}, "those who wait may still go there"
     assert shown.nodes is not None

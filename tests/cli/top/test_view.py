@@ -31,11 +31,11 @@ CASES: dict[str, tuple[Callable[[], Answers], Ui, ScreenSize]] = {
     "busy-80x24": (machines.busy, Ui(), ScreenSize(80, 24)),
     "busy-120x40": (machines.busy, Ui(), ScreenSize(120, 40)),
     "busy-40x10": (machines.busy, Ui(), ScreenSize(40, 10)),
-    "busy-gpus": (machines.busy, Ui(focus=GPUS, chosen={GPUS: "/GPU-0005"}), ScreenSize(100, 24)),
+    "busy-gpus": (machines.busy, Ui(focus=GPUS, chosen_keys={GPUS: "/GPU-0005"}), ScreenSize(100, 24)),
     "busy-ascii": (machines.busy, Ui(), ScreenSize(100, 24, plain=True)),
     "reference": (machines.busy, Ui(), ScreenSize(100, 24)),
     "empty-80x24": (machines.empty, Ui(), ScreenSize(80, 24)),
-    "big-80x24": (machines.big, Ui(chosen={LEASES: "/l-0100"}, orders={LEASES: 1}), ScreenSize(80, 24)),
+    "big-80x24": (machines.big, Ui(chosen_keys={LEASES: "/l-0100"}, orders={LEASES: 1}), ScreenSize(80, 24)),
     "big-filter": (machines.big, Ui(filter_text="carol", focus=LEASES), ScreenSize(80, 24)),
     "wide-names": (machines.wide, Ui(), ScreenSize(90, 20)),
     "wide-names-ascii": (machines.wide, Ui(), ScreenSize(90, 20, plain=True)),
@@ -189,7 +189,7 @@ def test_the_panel_in_focus_gets_what_others_do_not_need(
 
 
 def test_the_chosen_row_is_marked_without_colour_too() -> None:
-    shown = drawn(machines.big(), Ui(chosen={LEASES: "/l-0150"}), ScreenSize(80, 24)).splitlines()
+    shown = drawn(machines.big(), Ui(chosen_keys={LEASES: "/l-0150"}), ScreenSize(80, 24)).splitlines()
     assert [line.split()[0] for line in shown if line.startswith(">")] == [">l-0150"]
 
 
