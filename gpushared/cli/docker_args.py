@@ -15,35 +15,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from gpushared.cli.errors import UsageError
-from gpushared.client.submit_parameters import SUBMIT_PARAMETERS
+from gpushared.client.submit_parameters import LEASE_PARAMETERS, SUBMIT_PARAMETERS, SubmitParameter
 from gpushared.domain.model.errors import PermissionRefused
 from gpushared.light import NamedTuple
 
-OUR_VALUES = frozenset(
-    {
-        "gpu",
-        "gpu-memory",
-        "gpu-compute",
-        "preset",
-        "class",
-        "time",
-        "isolation",
-        "begin",
-        "after",
-        "priority",
-        "project",
-        "notice-signal",
-        "notify",
-        "restart-on-fault",
-        "model",
-        "near",
-        "away-from",
-        "max-wait",
-        "result-file",
-        "node",
-    }
-)
-OUR_SWITCHES = frozenset({"immediate", "hold", "requeue", "no-requeue", "pool"})
 RUN_ALONE = ("detach", "detach-keys", "sig-proxy", "pull", "quiet", "cidfile")
 """Options of ``docker run`` that are not for ``docker create`` to read beforehand.
 
@@ -101,12 +76,27 @@ class OurOptions(NamedTuple):
     command: str
 
 
-RUN = OurOptions(OUR_VALUES, OUR_SWITCHES, "run")
-SUBMIT = OurOptions(
-    frozenset(parameter.option for parameter in SUBMIT_PARAMETERS if not parameter.is_switch),
-    frozenset(parameter.option for parameter in SUBMIT_PARAMETERS if parameter.is_switch),
-    "submit",
+def _options_of(
+    command: str,
+    parameters: Sequence[SubmitParameter],
+    values: Sequence[str] = (),
+    switches: Sequence[str] = (),
+) -> OurOptions:
+    """Return the options of the parameters, and ``values`` and ``switches`` that the command has besides."""
+    return OurOptions(
+        frozenset([*(parameter.option for parameter in parameters if not parameter.is_switch), *values]),
+        frozenset([*(parameter.option for parameter in parameters if parameter.is_switch), *switches]),
+        command,
+    )
+
+
+RUN = _options_of(
+    "run",
+    LEASE_PARAMETERS,
+    values=("after", "max-wait", "node", "result-file"),
+    switches=("no-requeue", "pool", "requeue"),
 )
+SUBMIT = _options_of("submit", SUBMIT_PARAMETERS)
 
 
 class DockerFlag(NamedTuple):

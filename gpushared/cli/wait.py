@@ -46,15 +46,11 @@ def wait(job: tuple[str, ...], timeout: str | None) -> int:
         until = time.monotonic() + parse_duration(timeout) if timeout else None
     client, code = Client(), 0
     for target in _each(client, job):
-        ended = (
-            _lease_ended(client, target, until)
-            if isinstance(target, Lease)
-            else _job_ended(client, target, until)
-        )
-        if ended is None:
+        exit_code = _exit_code(client, target, until)
+        if exit_code is None:
             say(f"{target.id} is not over after {timeout} (--timeout)")
             return TIMED_OUT
-        code = code or ended
+        code = code or exit_code
     return code
 
 
@@ -71,38 +67,29 @@ def _of_lease(client: Client, name: str) -> Lease | Job:
     return Jobs(client).get(lease.job_id) if lease.job_id else lease
 
 
-def _job_ended(client: Client, job: Job, until: float | None) -> int | None:
-    """Return the code that a job ended with; None after the time."""
-    ended_job = _wait_for_job(Jobs(client), job, until)
-    if ended_job is None or ended_job.state == "succeeded":
-        return None if ended_job is None else 0
-    say(_ending(ended_job), ended_job.hint)
-    return ended_job.exit_code or NO_CODE
-
-
-def _lease_ended(client: Client, lease: Lease, until: float | None) -> int | None:
-    """Return the code of a lease's container; None after the time."""
-    while lease.state != "ended":
+def _exit_code(client: Client, target: Lease | Job, until: float | None) -> int | None:
+    """Wait for the end of a lease or a job, and return its exit code; None after the time."""
+    while not (target.state == "ended" if isinstance(target, Lease) else target.is_over):
         seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
         if seconds <= 0:
             return None
-        lease = client.wait(lease.id, lease.token, timeout_seconds=seconds)
+        wait_for = client.wait if isinstance(target, Lease) else Jobs(client).wait
+        target = wait_for(target.id, target.token, timeout_seconds=seconds)
+    return _code_of_lease(target) if isinstance(target, Lease) else _code_of_job(target)
+
+
+def _code_of_lease(lease: Lease) -> int:
+    """Return the exit code of an ended lease; tell the user how it ended if that is not 0."""
     code = lease.outcome.exit_code if lease.outcome is not None else None
     if code != 0 and lease.outcome is not None:
         say(f"{lease.id} {lease.outcome.kind}: {lease.outcome.text}")
     return NO_CODE if code is None else code
 
 
-def _wait_for_job(jobs: Jobs, job: Job, until: float | None) -> Job | None:
-    """Return the job when it is over; None after the time."""
-    while not job.is_over:
-        seconds = POLL_SECONDS if until is None else min(POLL_SECONDS, until - time.monotonic())
-        if seconds <= 0:
-            return None
-        job = jobs.wait(job.id, job.token, timeout_seconds=seconds)
-    return job
-
-
-def _ending(job: Job) -> str:
+def _code_of_job(job: Job) -> int:
+    """Return the exit code of an ended job; tell the user how it ended if it did not succeed."""
+    if job.state == "succeeded":
+        return 0
     code = "" if job.exit_code is None else f" with {job.exit_code}"
-    return f"{job.id} {job.state}{code}" + (f": {job.reason}" if job.reason else "")
+    say(f"{job.id} {job.state}{code}" + (f": {job.reason}" if job.reason else ""), job.hint)
+    return job.exit_code or NO_CODE

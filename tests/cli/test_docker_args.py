@@ -144,5 +144,5 @@ def test_the_switches_are_those_of_the_docker_cli() -> None:
     values = {name for _, name, value in options if value}
     assert not values & docker_args.DOCKER_SWITCHES
     # docker run --isolation is for Windows containers; on Linux it knows the one word "default".
-    ours = docker_args.OUR_VALUES | docker_args.OUR_SWITCHES
+    ours = docker_args.RUN.values | docker_args.RUN.switches
     assert ours & (values | set(switches)) == {"isolation"}
