@@ -31,7 +31,7 @@ class AsyncPool(PoolSteps):
 
     async def close(self) -> None:
         """End the open streams."""
-        for channel in self._open_channels:
+        for channel in self._open_channels.values():
             await channel.close()
 
     async def __aenter__(self) -> Self:

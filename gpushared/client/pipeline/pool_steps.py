@@ -153,8 +153,10 @@ class PoolSteps:
         """
         self._pool = find_pool(address, ca_file=ca_file, token_file=token_file)
         self._addresses = CoordinatorAddresses(lambda: self._pool.targets)
-        self._open_channels = [self._channel_to(target) for target in self._pool.targets]
-        self._stubs = dict(zip(self._pool.targets, map(jobs_pb2_grpc.JobsStub, self._open_channels), strict=True))
+        self._open_channels = {target: self._channel_to(target) for target in self._pool.targets}
+        self._stubs = {
+            target: jobs_pb2_grpc.JobsStub(channel) for target, channel in self._open_channels.items()
+        }
         self._patience_seconds = patience_seconds
         self._has_answered = False
         self._may_read = True

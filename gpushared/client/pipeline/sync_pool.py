@@ -35,7 +35,7 @@ class Pool(PoolSteps):
 
     def close(self) -> None:
         """End the open streams."""
-        for channel in self._open_channels:
+        for channel in self._open_channels.values():
             channel.close()
 
     def __enter__(self) -> Self:
