@@ -47,7 +47,7 @@ class FirstFit:
     def model(self, name: str) -> float:  # noqa: ARG002
         return 0.0
 
-    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002
+    def host(self, need: Need, free: HostFree, taken_permille: int, broken: int) -> float:  # noqa: ARG002
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Define what the queue asks of the places, which are the GPUs of one node or of a pool of hosts."""
+"""Define the questions that a pass asks of the GPUs of one node or of a pool of hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CapacityPort(Protocol):
         """
 
     def gpu(self, gpu: GpuId) -> Gpu:
-        """Return a GPU by its id; KeyError if the places do not have it."""
+        """Return a GPU by its id; KeyError if the GPU is unknown."""
 
     def host_of(self, gpu: GpuId) -> str:
         """Return the host of a GPU."""

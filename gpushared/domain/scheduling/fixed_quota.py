@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 
 from gpushared.domain.model import instances
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
@@ -38,22 +39,22 @@ Parts = Mapping[GpuId, Amount]
 class FixedParts:
     """Keep the booked parts, by project and GPU."""
 
-    def __init__(self, places: CapacityPort) -> None:
-        self._places = places
+    def __init__(self, capacity: CapacityPort) -> None:
+        self._capacity = capacity
         self._parts: dict[str, dict[GpuId, Amount]] = defaultdict(dict)
 
-    def keep(self, kept: Iterable[KeptPart]) -> None:
+    def keep(self, parts: Iterable[KeptPart]) -> None:
         """Book more parts."""
-        for project, gpu, amount in kept:
+        for project, gpu, amount in parts:
             self._book(project, gpu, self._parts[project].get(gpu, NONE).plus(amount))
 
     def _book(self, project: str, gpu: GpuId, amount: Amount) -> None:
-        """Book so much of a GPU in the place of what was booked there before."""
+        """Replace the project's booking on a GPU."""
         lease = LeaseId(f"fixed-{project}-{gpu}")
         if before := self._parts[project].pop(gpu, None):
-            self._places.give(lease, _SHARED, (before.grant_on(gpu),))
+            self._capacity.give(lease, _SHARED, (before.grant_on(gpu),))
         if any(amount):
-            self._places.take(lease, _SHARED, (amount.grant_on(gpu),))
+            self._capacity.take(lease, _SHARED, (amount.grant_on(gpu),))
             self._parts[project][gpu] = amount
 
     @contextmanager
@@ -84,22 +85,20 @@ class FixedParts:
     def use(self, project: str, grants: Iterable[Grant]) -> None:
         """Give grants to build work of the project, and shrink the project's bookings by them."""
         for grant in grants:
-            if there := self._parts[project].get(grant.gpu):
-                self._book(project, grant.gpu, there.less(amount_of(grant)))
+            if part := self._parts[project].get(grant.gpu):
+                self._book(project, grant.gpu, part.less(amount_of(grant)))
 
     def room_for(self, request: Request, parts: Parts) -> tuple[Grant, ...]:
         """Return grants on GPUs where lifted parts are large enough; empty if there are none.
 
         The answer asks no other rule, because these parts are free and kept for this project alone.
         """
-        needs = {gpu: amount_of(need_on(request, self._places.gpu(gpu))) for gpu in parts}
+        needs = {gpu: amount_of(need_on(request, self._capacity.gpu(gpu))) for gpu in parts}
         fit = {gpu for gpu, part in parts.items() if part.covers(needs[gpu])}
         if not fit:
             return ()
-        everything = {
-            capacity.gpu.id for capacities in self._places.capacities().values() for capacity in capacities
-        }
-        return self._places.place(request, closed=everything - fit)
+        gpu_capacities = chain.from_iterable(self._capacity.capacities().values())
+        return self._capacity.place(request, closed={free.gpu.id for free in gpu_capacities} - fit)
 
 
 class UnreleasedCapacity:
@@ -123,41 +122,43 @@ class UnreleasedCapacity:
         self._promised[winner.lease.id] = tuple(grants)
 
     def not_yet_free(self) -> Parts:
-        """Return the capacity that the places show as free, and that is not free yet."""
-        leaving = _sums(one.lease.grants for one in self._leaving)
+        """Return the capacity that counts as free in this pass, and that is not free yet."""
+        leaving = _sums(holder.lease.grants for holder in self._leaving)
         promised = _sums(self._promised.values())
         return {gpu: amount.less(promised.get(gpu, NONE)) for gpu, amount in leaving.items()}
 
     def build_work(self, project: str, quota_usage: QuotaUsage) -> Parts:
         """Return the amount that build work of the project keeps to itself on each GPU."""
-        ours = [one for one in quota_usage.holder_index.of(project) if one.lease.id not in self._promised]
-        there = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
-        ours = [one for one in self._leaving if one.project == project]
-        leaving = _sums(one.lease.grants for one in ours if one.lease.request.lease_class is FIXED_CLASS)
+        holders = quota_usage.holder_index.of(project)
+        amounts = _build_sums(holder for holder in holders if holder.lease.id not in self._promised)
+        leaving = _build_sums(holder for holder in self._leaving if holder.project == project)
         for gpu, amount in self.not_yet_free().items():
-            there[gpu] = there.get(gpu, NONE).plus(amount.least(leaving.get(gpu, NONE)))
-        return there
+            amounts[gpu] = amounts.get(gpu, NONE).plus(amount.least(leaving.get(gpu, NONE)))
+        return amounts
 
 
-def _sums(several: Iterable[Iterable[Grant]]) -> dict[GpuId, Amount]:
+def _build_sums(holders: Iterable[RunningLease]) -> dict[GpuId, Amount]:
+    leases = (holder.lease for holder in holders)
+    return _sums(lease.grants for lease in leases if lease.request.lease_class is FIXED_CLASS)
+
+
+def _sums(grant_lists: Iterable[Iterable[Grant]]) -> dict[GpuId, Amount]:
     sums: dict[GpuId, Amount] = {}
-    for grant in (grant for grants in several for grant in grants):
+    for grant in chain.from_iterable(grant_lists):
         sums[grant.gpu] = sums.get(grant.gpu, NONE).plus(amount_of(grant))
     return sums
 
 
 def arranged(
-    policy: Policy, quota_usage: QuotaUsage, places: CapacityPort, unreleased: UnreleasedCapacity
+    policy: Policy, quota_usage: QuotaUsage, capacity: CapacityPort, unreleased: UnreleasedCapacity
 ) -> Arrangement:
-    """Return the places of the fixed quotas."""
+    """Return on which GPUs the fixed quotas are kept."""
     not_yet_free = unreleased.not_yet_free()
-    capacities = (
-        (host, capacity) for host, capacities in places.capacities().items() for capacity in capacities
-    )
     slots = [
-        _slot(capacity, host, not_yet_free.get(capacity.gpu.id, NONE))
-        for host, capacity in capacities
-        if _is_usable(capacity)
+        _slot(gpu_capacity, host, not_yet_free.get(gpu_capacity.gpu.id, NONE))
+        for host, gpu_capacities in capacity.capacities().items()
+        for gpu_capacity in gpu_capacities
+        if _is_usable(gpu_capacity)
     ]
     needs: list[FixedQuotaNeed] = []
     for name, project in sorted(policy.projects.items()):

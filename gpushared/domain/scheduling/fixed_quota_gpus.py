@@ -121,17 +121,17 @@ def arrange(needs: Sequence[FixedQuotaNeed]) -> Arrangement:
         board.keep_whole(need)
     for need in later:
         if not board.keep_rest(need):
-            board.made.lacking.append((need, need.rest))
-    for need, permille in board.made.lacking:
+            board.arrangement.lacking.append((need, need.rest))
+    for need, permille in board.arrangement.lacking:
         board.keep_pieces(need, permille)
-    return board.made
+    return board.arrangement
 
 
 class _Board:
     """Note what is free yet while parts are placed."""
 
     def __init__(self, needs: Sequence[FixedQuotaNeed]) -> None:
-        self.made = Arrangement()
+        self.arrangement = Arrangement()
         self._free = {slot.gpu.id: slot.free for need in needs for slot in need.slots}
         self._used: dict[int, set[GpuId]] = defaultdict(set)
 
@@ -154,13 +154,13 @@ class _Board:
         for slot in sorted(need.slots, key=lambda slot: -need.held(slot).permille):
             if need.whole and self._fits(need, slot, WHOLE_PERMILLE):
                 able[slot.host].append(slot)
-        left = need.whole
-        while left and able:
-            host = max(able, key=lambda host: _worth(need, able[host], left))
-            for slot in able.pop(host)[:left]:
+        lacking = need.whole
+        while lacking and able:
+            host = max(able, key=lambda host: _worth(need, able[host], lacking))
+            for slot in able.pop(host)[:lacking]:
                 self._keep(need, slot, WHOLE_PERMILLE)
-                left -= 1
-        self.made.lacking += [(need, WHOLE_PERMILLE)] * left
+                lacking -= 1
+        self.arrangement.lacking += [(need, WHOLE_PERMILLE)] * lacking
 
     def keep_pieces(self, need: FixedQuotaNeed, permille: int) -> None:
         """Keep so much, wherever something is left."""
@@ -168,28 +168,28 @@ class _Board:
             free = self._free[slot.gpu.id]
             by_memory = free.memory_bytes * WHOLE_PERMILLE // slot.gpu.leasable_bytes
             if (piece := min(permille, free.permille, by_memory)) > 0:
-                self._take(need, slot, share_of(slot.gpu, piece), self.made.pieces)
+                self._take(need, slot, share_of(slot.gpu, piece), self.arrangement.pieces)
                 permille -= piece
 
     def _fits(self, need: FixedQuotaNeed, slot: Slot, permille: int) -> bool:
-        there = self._free[slot.gpu.id].plus(need.held(slot))
+        usable = self._free[slot.gpu.id].plus(need.held(slot))
         if permille == WHOLE_PERMILLE:
-            there = there.plus(Amount(0, slot.stray_bytes))
-        return slot.gpu.id not in self._used[id(need)] and there.covers(share_of(slot.gpu, permille))
+            usable = usable.plus(Amount(0, slot.stray_bytes))
+        return slot.gpu.id not in self._used[id(need)] and usable.covers(share_of(slot.gpu, permille))
 
     def _keep(self, need: FixedQuotaNeed, slot: Slot, permille: int) -> None:
         self._used[id(need)].add(slot.gpu.id)
-        self._take(need, slot, share_of(slot.gpu, permille).less(need.held(slot)), self.made.parts)
+        self._take(need, slot, share_of(slot.gpu, permille).less(need.held(slot)), self.arrangement.parts)
 
-    def _take(self, need: FixedQuotaNeed, slot: Slot, amount: Amount, kept: list[KeptPart]) -> None:
+    def _take(self, need: FixedQuotaNeed, slot: Slot, amount: Amount, parts: list[KeptPart]) -> None:
         free = self._free[slot.gpu.id]
         amount = Amount(amount.permille, min(amount.memory_bytes, free.memory_bytes))
         self._free[slot.gpu.id] = free.less(amount)
         if any(amount):
-            kept.append(KeptPart(need.project, slot.gpu.id, amount))
+            parts.append(KeptPart(need.project, slot.gpu.id, amount))
 
 
-def _worth(need: FixedQuotaNeed, slots: Sequence[Slot], left: int) -> tuple[int, int, int]:
+def _worth(need: FixedQuotaNeed, slots: Sequence[Slot], count: int) -> tuple[int, int, int]:
     """Return a host's worth: how many whole GPUs fit, how much of these is in use, how few GPUs it has."""
-    chosen = slots[:left]
+    chosen = slots[:count]
     return len(chosen), sum(need.held(slot).permille for slot in chosen), -len(slots)

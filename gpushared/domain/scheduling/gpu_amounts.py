@@ -37,18 +37,18 @@ def permille_of(grants: Iterable[Grant], gpus: Mapping[GpuId, Gpu]) -> int:
     )
 
 
-def sizes_of(grants: Sequence[Grant], places: GpuLookup) -> Sizes:
+def sizes_of(grants: Sequence[Grant], lookup: GpuLookup) -> Sizes:
     """Return the sizes of the grants. A GPU that is not here any more counts by its compute."""
     sizes: dict[str, int] = {}
     if len(grants) == 1:
         try:
-            gpu = places.gpu(grants[0].gpu)
+            gpu = lookup.gpu(grants[0].gpu)
         except KeyError:
             return _alone("", grants[0].compute_permille)
         return _alone(gpu.name, permille_on(grants[0], gpu))
     for grant in grants:
         try:
-            gpu = places.gpu(grant.gpu)
+            gpu = lookup.gpu(grant.gpu)
         except KeyError:
             model, size = "", grant.compute_permille
         else:

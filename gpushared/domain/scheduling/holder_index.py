@@ -83,7 +83,7 @@ class _Tables:
 class HolderIndex:
     """Keep holders by project and by host. ``policy`` says what is counted of them."""
 
-    def __init__(self, policy: Policy, places: Whereabouts, holders: Iterable[RunningLease] = ()) -> None:
+    def __init__(self, policy: Policy, lookup: Whereabouts, holders: Iterable[RunningLease] = ()) -> None:
         self.policy = policy
         self.version = 0
         """The number grows with every change, for callers that remember their results."""
@@ -93,8 +93,10 @@ class HolderIndex:
         """The leases that lose nothing by giving way."""
         self.unreported: Mapping[str, int] = {}
         """By project, the most permille that its jobs may hold on nodes that have not reported yet."""
-        self._places = places
-        self._yielding = {name for name, one in policy.classes.items() if one.gives_way is GivesWay.ALWAYS}
+        self._lookup = lookup
+        self._yielding = {
+            name for name, rules in policy.classes.items() if rules.gives_way is GivesWay.ALWAYS
+        }
         self._entries: dict[LeaseId, _Entry] = {}
         self._projects, self._hosts = _Tables(), _Tables()
         self._all: dict[str, int] = {}
@@ -128,7 +130,7 @@ class HolderIndex:
         """Count a holder in."""
         lease = holder.lease
         assert lease.id not in self._entries, f"{lease.id} is counted already"
-        sizes = sizes_of(lease.grants, self._places)
+        sizes = sizes_of(lease.grants, self._lookup)
         entry = self._entries[lease.id] = _Entry(holder, sizes, self._hosts_of(holder))
         self._projects.put(holder.project, holder)
         for host in entry.hosts:
@@ -173,18 +175,20 @@ class HolderIndex:
         self.leaving.pop(lease, None)
         self.lossless.pop(lease, None)
         for other in entry.holder.behind:
-            self._behind[other] = {name: one for name, one in self.behind(other).items() if name != lease}
+            self._behind[other] = {
+                name: holder for name, holder in self.behind(other).items() if name != lease
+            }
         self._count(entry, -1)
 
     def _hosts_of(self, holder: RunningLease) -> Mapping[str, int]:
-        found: dict[str, int] = {}
+        permille_by_host: dict[str, int] = {}
         for grant in holder.lease.grants:
             try:
-                host = self._places.host_of(grant.gpu)
+                host = self._lookup.host_of(grant.gpu)
             except KeyError:  # a GPU that is not here any more can be kept for nobody
                 continue
-            found[host] = found.get(host, 0) + grant.compute_permille
-        return found
+            permille_by_host[host] = permille_by_host.get(host, 0) + grant.compute_permille
+        return permille_by_host
 
     def _count(self, entry: _Entry, sign: int) -> None:
         holder, name = entry.holder, entry.holder.project
@@ -209,7 +213,7 @@ class HolderIndex:
             change = self._running.begin if sign > 0 else self._running.end
             change(name, total, holder.started_at)
 
-    # --- what is asked ---------------------------------------------------------------------------------
+    # --- questions -------------------------------------------------------------------------------------
 
     def __contains__(self, lease: LeaseId) -> bool:
         return lease in self._entries
@@ -286,9 +290,10 @@ class HolderIndex:
         return self._entries[lease].hosts
 
 
-def _counted(counts: Mapping[int, int], what: int, sign: int) -> Mapping[int, int]:
+def _counted(counts: Mapping[int, int], priority: int, sign: int) -> Mapping[int, int]:
     """Return a new mapping, because copies share the old one."""
-    return {key: count for key, count in {**counts, what: counts.get(what, 0) + sign}.items() if count}
+    counts = {**counts, priority: counts.get(priority, 0) + sign}
+    return {key: count for key, count in counts.items() if count}
 
 
 def _add(sums: dict[K, int], key: K, amount: int) -> None:

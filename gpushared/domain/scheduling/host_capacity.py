@@ -42,16 +42,16 @@ class HostCapacity:
         closed: Collection[GpuId] = NOTHING,
         host: str | None = None,
     ) -> tuple[Grant, ...]:
-        found: list[tuple[int, int, int, tuple[Grant, ...]]] = []
+        options: list[tuple[int, int, int, tuple[Grant, ...]]] = []
         for name in self._worth_looking(request, gone, host):
-            capacities = self._rooms(name, request, gone, closed)
+            capacities = self._capacities_of(name, request, gone, closed)
             answer = place(request, capacities)
             if is_grant(answer):
                 grants = tuple(grant for grant in answer if isinstance(grant, Grant))
                 untouched = sum(not capacities[grant.gpu].leases for grant in grants)
                 free = sum(capacity.free_permille for capacity in capacities.values())
-                found.append((untouched, free, self._order[name], grants))
-        return min(found, default=(0, 0, 0, ()))[3]
+                options.append((untouched, free, self._order[name], grants))
+        return min(options, default=(0, 0, 0, ()))[3]
 
     def _worth_looking(self, request: Request, gone: Sequence[Lease], host: str | None) -> Iterable[str]:
         """Return the hosts on which the request may fit."""
@@ -69,7 +69,7 @@ class HostCapacity:
         else:
             self._free.pop(host, None)
 
-    def _rooms(
+    def _capacities_of(
         self, host: str, request: Request, gone: Sequence[Lease], closed: Collection[GpuId]
     ) -> dict[GpuId, FreeCapacity]:
         capacities = {

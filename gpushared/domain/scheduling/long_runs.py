@@ -15,7 +15,7 @@ LONG_RUN_STEP = 4
 LONG_RUN_STEPS = 6
 """but not more often than this."""
 
-One = TypeVar("One", PendingRequest, RunningLease)
+Record = TypeVar("Record", PendingRequest, RunningLease)
 
 
 def sunk(candidate: PendingRequest, policy: Policy) -> PendingRequest:
@@ -42,20 +42,20 @@ def sinks_at(holder: RunningLease, policy: Policy) -> float:
     return holder.started_at + _next_step(holder, holder.sunk, policy) - holder.served
 
 
-def named_priority(one: PendingRequest | RunningLease) -> int:
+def named_priority(record: PendingRequest | RunningLease) -> int:
     """Return the priority without what a long run takes from it."""
-    return one.priority + one.sunk * LONG_RUN_DROP
+    return record.priority + record.sunk * LONG_RUN_DROP
 
 
-def _lowered(one: One, steps: int) -> One:
-    if steps == one.sunk:
-        return one
-    return replace(one, priority=named_priority(one) - steps * LONG_RUN_DROP, sunk=steps)
+def _lowered(record: Record, steps: int) -> Record:
+    if steps == record.sunk:
+        return record
+    return replace(record, priority=named_priority(record) - steps * LONG_RUN_DROP, sunk=steps)
 
 
-def _next_step(one: PendingRequest | RunningLease, steps: int, policy: Policy) -> float:
+def _next_step(record: PendingRequest | RunningLease, steps: int, policy: Policy) -> float:
     """Return the seconds on GPUs with which the priority sinks by one step more."""
-    least = policy.classes[one.lease.request.lease_class].long_run_seconds
+    least = policy.classes[record.lease.request.lease_class].long_run_seconds
     if least is None or steps >= LONG_RUN_STEPS:
         return NEVER
     return least * float(LONG_RUN_STEP**steps)

@@ -16,7 +16,7 @@ class WaitReason(StrEnum):
     """Code why a request waits; a sentence for people goes with the code."""
 
     RESOURCES = "resources"
-    """There is no room; the places know which kind of room is missing."""
+    """There is no room; the refusals of the GPUs tell which kind of room is missing."""
     QUEUE_ORDER = "queue_order"
     """The room is kept for a request that waits longer."""
     CLASS_ORDER = "class_order"

@@ -36,7 +36,7 @@ DRAIN_REST = 0.5
 def plan(
     waiting: Iterable[PendingRequest],
     holders: Sequence[RunningLease] | HolderIndex,
-    places: CapacityPort,
+    capacity: CapacityPort,
     usage: Usage,
     policy: Policy,
     now: float,
@@ -44,18 +44,18 @@ def plan(
     under_way: Sequence[Preemption] = (),
     turns: Mapping[str, float] | None = None,
 ) -> Plan:
-    """Run one pass. ``places`` are booked as decided: callers that still need them hand in a copy.
+    """Run one pass. The decisions are booked in ``capacity``: callers that still need it hand in a copy.
 
     ``under_way``: preemptions of earlier passes whose winners still wait. A winner starts as soon as its
     victims have left; until then its place is kept, whatever happens around it. ``holders``: all holders, or
     an index that the caller keeps for this policy, where only the priorities of long runs sink.
     """
     if not isinstance(holders, HolderIndex):
-        holders = HolderIndex(policy, places, [sunk_holder(one, policy, now) for one in holders])
+        holders = HolderIndex(policy, capacity, [sunk_holder(holder, policy, now) for holder in holders])
     holder_index, next_sinks_at = holders, holders.sink(now)
-    scheduling_pass = SchedulingPass(holder_index, usage, places, turns or {}, now)
+    scheduling_pass = SchedulingPass(holder_index, usage, capacity, turns or {}, now)
     scheduling_pass.wake(next_sinks_at)
-    requests = sorted((sunk(one, policy) for one in waiting), key=lambda one: one.lease.sequence)
+    requests = sorted((sunk(candidate, policy) for candidate in waiting), key=attrgetter("lease.sequence"))
     _finish_preemptions(under_way, requests, holder_index.leaving, scheduling_pass)
     scheduling_pass.keep_fixed()
     ready = _ready_requests(requests, scheduling_pass)
@@ -102,15 +102,14 @@ def _ready_requests(
 ) -> list[PendingRequest]:
     """Return the requests that the pass may look at."""
     ready = []
-    done = scheduling_pass.grants.keys() | scheduling_pass.verdicts.keys()
     for candidate in requests:
-        if candidate.lease.id in done:
+        if scheduling_pass.is_done(candidate.lease.id):
             continue
-        verdict = reason_to_hold_back(candidate, scheduling_pass.now)
-        if verdict is None:
+        decision = reason_to_hold_back(candidate, scheduling_pass.now)
+        if decision is None:
             ready.append(candidate)
             continue
-        scheduling_pass.verdicts[candidate.lease.id] = verdict
+        scheduling_pass.verdicts[candidate.lease.id] = decision
         if candidate.begin_at is not None:
             scheduling_pass.wake(candidate.begin_at)
     return ready
@@ -127,7 +126,7 @@ def _drain_a_host(ready: Collection[PendingRequest], scheduling_pass: Scheduling
     if scheduling_pass.now < rests_until:
         scheduling_pass.wake(rests_until)
         return
-    for candidate in sorted(due, key=lambda candidate: (candidate.since, candidate.lease.sequence)):
+    for candidate in sorted(due, key=attrgetter("since", "lease.sequence")):
         if scheduling_pass.reserve_drain(candidate):
             return
     next_since = min(
@@ -172,7 +171,7 @@ def _serve_a_claim(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> bool
     """Serve one request that is within its project's guarantee and has room; return False without one."""
     while (line := queue.first()) is not None:
         candidate = line.candidates[0]
-        models = scheduling_pass.quota_usage.claims(candidate, scheduling_pass.places)
+        models = scheduling_pass.quota_usage.claims(candidate, scheduling_pass.capacity)
         placement = scheduling_pass.place_claim(candidate, models) if models else None
         if placement is None:
             scheduling_pass.note_unmet(queue.drop(), guaranteed=bool(models))
@@ -198,7 +197,7 @@ def _serve_long_waits(queues: Mapping[str, ProjectQueue], scheduling_pass: Sched
         for line in queue.lines()
         if line.candidates[0].lease.request.gpu_count > 1
     ]
-    for candidate in sorted(oldest, key=lambda candidate: (candidate.since, candidate.lease.sequence)):
+    for candidate in sorted(oldest, key=attrgetter("since", "lease.sequence")):
         if candidate.since + scheduling_pass.policy.patience_seconds > scheduling_pass.now:
             break
         placement = (
@@ -255,7 +254,7 @@ def _serve_one(queue: ProjectQueue, scheduling_pass: SchedulingPass) -> None:
         _refuse(queue.drop(), answer, scheduling_pass)
 
 
-def _refuse(line: RequestLine, verdict: PassDecision, scheduling_pass: SchedulingPass) -> None:
+def _refuse(line: RequestLine, decision: PassDecision, scheduling_pass: SchedulingPass) -> None:
     for candidate in line.candidates:
         if candidate.lease.id not in scheduling_pass.grants:
-            scheduling_pass.verdicts.setdefault(candidate.lease.id, verdict)
+            scheduling_pass.verdicts.setdefault(candidate.lease.id, decision)

@@ -97,50 +97,39 @@ class PreemptionRules:
         self.quota_usage = quota_usage
         self.turns = turns
         self.now = now
-        self._version = -1
-        self._over_quota: list[RunningLease] = []
+        self._over_quota: tuple[int, list[RunningLease]] = (-1, [])
         self._lossless: tuple[int, list[RunningLease]] = (-1, [])
+        """The holders, and the version of the holder index that they were found in."""
 
     def over_quota(self) -> list[RunningLease]:
         """Return the leases that may have to give way to a claim or a turn, kept until something changes."""
         holder_index = self.quota_usage.holder_index
-        if self._version != holder_index.version:
-            self._version = holder_index.version
-            classes = self.policy.classes
-            self._over_quota = [
-                holder
-                for project in holder_index.projects()
-                for holder in holder_index.of(project)
-                if classes[holder.lease.request.lease_class].gives_way is not GivesWay.NEVER
-                and self.quota_usage.over_quota(holder)
-            ]
-        return self._over_quota
+        if self._over_quota[0] != holder_index.version:
+            holders = (holder for project in holder_index.projects() for holder in holder_index.of(project))
+            self._over_quota = holder_index.version, [holder for holder in holders if self._may_lose(holder)]
+        return self._over_quota[1]
 
     def may_preempt(self, winner: PendingRequest) -> bool:
         """Return True if any lease could have to give way without a claim or a turn."""
-        if self.quota_usage.holder_index.best_effort or self.quota_usage.holder_index.behind(winner.lease.id):
-            return True
-        if self.quota_usage.holder_index.lowest_priority(winner.project, sys.maxsize) < named_priority(
-            winner
-        ):
-            return True
-        return self._is_below_share(winner) and bool(self.lossless())
+        holder_index = self.quota_usage.holder_index
+        return (
+            bool(holder_index.best_effort or holder_index.behind(winner.lease.id))
+            or holder_index.lowest_priority(winner.project, sys.maxsize) < named_priority(winner)
+            or (self._is_below_share(winner) and bool(self.lossless()))
+        )
 
     def lossless(self) -> list[RunningLease]:
         """Return those of ``over_quota`` that lose nothing by giving way."""
-        version = self.quota_usage.holder_index.version
-        if self._lossless[0] != version:
-            classes = self.policy.classes
-            self._lossless = (
-                version,
-                [
-                    one
-                    for one in self.quota_usage.holder_index.lossless.values()
-                    if classes[one.lease.request.lease_class].gives_way is not GivesWay.NEVER
-                    and self.quota_usage.over_quota(one)
-                ],
-            )
+        holder_index = self.quota_usage.holder_index
+        if self._lossless[0] != holder_index.version:
+            lossless = [holder for holder in holder_index.lossless.values() if self._may_lose(holder)]
+            self._lossless = holder_index.version, lossless
         return self._lossless[1]
+
+    def _may_lose(self, holder: RunningLease) -> bool:
+        """Return True if the lease is over quota, and of a class that ever gives way."""
+        rules = self.policy.classes[holder.lease.request.lease_class]
+        return rules.gives_way is not GivesWay.NEVER and self.quota_usage.over_quota(holder)
 
     def _is_below_share(self, winner: PendingRequest) -> bool:
         """Return True if the winner's project holds less than its fair share."""
@@ -153,26 +142,26 @@ class PreemptionRules:
 
         The time is infinite if no other lease may be.
         """
-        found: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
+        preemptible: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
         later = NEVER
-        others = self.over_quota() if claim else self.lossless()
+        over_quota = self.over_quota() if claim else self.lossless()
         holder_index = self.quota_usage.holder_index
         behind = holder_index.behind(winner.lease.id).values()
         for holder in (
             *holder_index.of(winner.project),
             *holder_index.best_effort.values(),
             *behind,
-            *others,
+            *over_quota,
         ):
             right = self.right(winner, holder, claim=claim, turn=turn)
             if right is None:
                 continue
             free_from = self.free_from(winner, holder, right)
             if free_from <= self.now:
-                found[holder.lease.id] = (holder, right)
+                preemptible[holder.lease.id] = (holder, right)
             else:
                 later = min(later, free_from)
-        return found, later
+        return preemptible, later
 
     def right(
         self, winner: PendingRequest, holder: RunningLease, *, claim: bool, turn: bool
@@ -218,16 +207,16 @@ class PreemptionRules:
         self, victims: Sequence[RunningLease], rights: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]]
     ) -> bool:
         """Return True if every project keeps its guarantees, and its fair share, when all these leases go."""
-        taken: dict[str, list[RunningLease]] = defaultdict(list)
-        shared: dict[str, list[RunningLease]] = defaultdict(list)
-        for one in victims:
-            right = rights[one.lease.id][1]
+        over_quota: dict[str, list[RunningLease]] = defaultdict(list)
+        above_share: dict[str, list[RunningLease]] = defaultdict(list)
+        for holder in victims:
+            right = rights[holder.lease.id][1]
             if right in (PreemptionReason.CLAIM, PreemptionReason.TURN, PreemptionReason.SHARE):
-                taken[one.project].append(one)
+                over_quota[holder.project].append(holder)
             if right is PreemptionReason.SHARE:
-                shared[one.project].append(one)
-        return all(self.quota_usage.may_lose(holders) for holders in taken.values()) and all(
-            self.quota_usage.keeps_share(holders) for holders in shared.values()
+                above_share[holder.project].append(holder)
+        return all(self.quota_usage.may_lose(holders) for holders in over_quota.values()) and all(
+            self.quota_usage.keeps_share(holders) for holders in above_share.values()
         )
 
     def free_from(self, winner: PendingRequest, holder: RunningLease, right: PreemptionReason) -> float:
@@ -250,10 +239,10 @@ class PreemptionRules:
         started_at = self.turns.get(holder.project)
         if holder.started_at != started_at:
             return False
-        rivals = (
-            one for one in self.quota_usage.holder_index.of(holder.project) if one.started_at == started_at
+        return all(
+            rival.started_at != started_at or holder.lease.sequence <= rival.lease.sequence
+            for rival in self.quota_usage.holder_index.of(holder.project)
         )
-        return all(holder.lease.sequence <= one.lease.sequence for one in rivals)
 
 
 def _right_at_home(winner: PendingRequest, holder: RunningLease, *, turn: bool) -> PreemptionReason | None:
@@ -305,7 +294,7 @@ def victim(holder: RunningLease, now: float) -> Victim:
 
 def memory_left(holders: Iterable[RunningLease]) -> int:
     """Return the bytes of the host's memory that these leases still hold when they have given way."""
-    paused = (one.lease.request for one in holders if one.step is PreemptionMode.PAUSE)
+    paused = (holder.lease.request for holder in holders if holder.step is PreemptionMode.PAUSE)
     return sum(request.host_memory_bytes or 0 for request in paused)
 
 
@@ -320,7 +309,7 @@ def cheapest(
     request: Request,
     may_go: Mapping[LeaseId, tuple[RunningLease, PreemptionReason]],
     index: HostIndex,
-    places: CapacityPort,
+    capacity: CapacityPort,
     closed: Collection[GpuId],
     rules: PreemptionRules,
 ) -> Victims | None:
@@ -331,32 +320,31 @@ def cheapest(
     """
     now = rules.now
     by_host: dict[str, list[RunningLease]] = defaultdict(list)
-    for holder, _ in sorted(may_go.values(), key=_by_age):
+    for holder in sorted((holder for holder, _ in may_go.values()), key=_by_age):
         for host in index.hosts_of(holder):
             by_host[host].append(holder)
     best: tuple[tuple[float, float], Victims] | None = None
     for host in _likely(by_host):
-        for victims in _sets_on(host, by_host[host], request, places, closed, now):
+        for victims in _sets_on(host, by_host[host], request, capacity, closed, now):
             if not rules.may_go_together(victims, may_go):
                 continue
-            gone = [one.lease for one in victims]
-            grants = places.place(_beside(victims, request), gone=gone, closed=closed, host=host)
+            gone = [holder.lease for holder in victims]
+            grants = capacity.place(_beside(victims, request), gone=gone, closed=closed, host=host)
             price = _price(victims, now)
             if grants and (best is None or price < best[0]):
-                rights = frozenset(may_go[one.lease.id][1] for one in victims)
+                rights = frozenset(may_go[holder.lease.id][1] for holder in victims)
                 best = price, Victims(tuple(victims), grants, rights)
     return None if best is None else best[1]
 
 
-def _by_age(found: tuple[RunningLease, PreemptionReason]) -> tuple[int, str]:
+def _by_age(holder: RunningLease) -> tuple[int, str]:
     """Return a sort key that does not depend on the order in which the leases came to be known."""
-    lease = found[0].lease
-    return lease.sequence, lease.id
+    return holder.lease.sequence, holder.lease.id
 
 
 def _price(victims: Sequence[RunningLease], now: float) -> tuple[float, float]:
-    lost = sum(lost_seconds(one, now) + EACH_VICTIM_SECONDS for one in victims)
-    return lost, -sum(one.started_at for one in victims)
+    lost = sum(lost_seconds(holder, now) + EACH_VICTIM_SECONDS for holder in victims)
+    return lost, -sum(holder.started_at for holder in victims)
 
 
 def _likely(by_host: dict[str, list[RunningLease]]) -> list[str]:
@@ -364,7 +352,7 @@ def _likely(by_host: dict[str, list[RunningLease]]) -> list[str]:
     if len(by_host) <= HOSTS_LOOKED_AT:
         return sorted(by_host)
     sizes = {
-        host: sum(grant.compute_permille for one in holders for grant in one.lease.grants)
+        host: sum(grant.compute_permille for holder in holders for grant in holder.lease.grants)
         for host, holders in by_host.items()
     }
     return sorted(by_host, key=lambda host: (-sizes[host], host))[:HOSTS_LOOKED_AT]
@@ -374,41 +362,41 @@ def _sets_on(
     host: str,
     holders: list[RunningLease],
     request: Request,
-    places: CapacityPort,
+    capacity: CapacityPort,
     closed: Collection[GpuId],
     now: float,
 ) -> Iterable[list[RunningLease]]:
     """Yield sets of victims on a host: those of the cheapest GPUs together, and all that are needed."""
 
     def fits(victims: Collection[RunningLease]) -> bool:
-        gone = [one.lease for one in victims]
-        return bool(places.place(_beside(victims, request), gone=gone, closed=closed, host=host))
+        gone = [holder.lease for holder in victims]
+        return bool(capacity.place(_beside(victims, request), gone=gone, closed=closed, host=host))
 
     if not fits(holders):
         return
     count = len(request.gpus) or request.gpu_count
     on_each = [
-        found
-        for gpu in (request.gpus or places.gpus_of(host))
-        if gpu not in closed and (found := _on_gpu(gpu, host, holders, request, places, now)) is not None
+        victims
+        for gpu in (request.gpus or capacity.gpus_of(host))
+        if gpu not in closed and (victims := _on_gpu(gpu, host, holders, request, capacity, now)) is not None
     ]
     on_each.sort(key=lambda victims: _price(victims, now))
-    together = {one.lease.id: one for victims in on_each[:count] for one in victims}
+    together = {holder.lease.id: holder for victims in on_each[:count] for holder in victims}
     if together and fits(together.values()):
         yield _needed(list(together.values()), fits, now)
     yield _needed(holders, fits, now)
 
 
 def _on_gpu(
-    gpu: GpuId, host: str, holders: list[RunningLease], request: Request, places: CapacityPort, now: float
+    gpu: GpuId, host: str, holders: list[RunningLease], request: Request, capacity: CapacityPort, now: float
 ) -> list[RunningLease] | None:
     """Return the cheapest victims on one GPU; None if all of them would not do."""
-    here = [one for one in holders if any(grant.gpu == gpu for grant in one.lease.grants)]
+    here = [holder for holder in holders if any(grant.gpu == gpu for grant in holder.lease.grants)]
     pinned = replace(request, gpus=(gpu,), gpu_count=1)
 
     def fits(victims: Collection[RunningLease]) -> bool:
-        gone: list[Lease] = [one.lease for one in victims]
-        return bool(places.place(_beside(victims, pinned), gone=gone, host=host))
+        gone: list[Lease] = [holder.lease for holder in victims]
+        return bool(capacity.place(_beside(victims, pinned), gone=gone, host=host))
 
     if not fits(here):
         return None
@@ -423,9 +411,9 @@ def _needed(
     holders: list[RunningLease], fits: Callable[[Collection[RunningLease]], bool], now: float
 ) -> list[RunningLease]:
     """Return the holders without those that need not go, the dearest of them spared first."""
-    kept = list(holders)
-    for one in sorted(holders, key=lambda one: _price((one,), now), reverse=True):
-        fewer = [other for other in kept if other is not one]
+    needed = list(holders)
+    for holder in sorted(holders, key=lambda holder: _price((holder,), now), reverse=True):
+        fewer = [other for other in needed if other is not holder]
         if fits(fewer):
-            kept = fewer
-    return kept
+            needed = fewer
+    return needed

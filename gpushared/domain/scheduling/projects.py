@@ -186,7 +186,7 @@ def without_losses(policy: Policy) -> Policy:
     return replace(policy, lossless_only=True)
 
 
-def project_of(user: str, asked: str, policy: Policy) -> str:
+def project_of(user: str, name: str, policy: Policy) -> str:
     """Return the project that a user's request counts to.
 
     The project is the one that was asked for, else the first one that names the user, else the user's own.
@@ -196,14 +196,14 @@ def project_of(user: str, asked: str, policy: Policy) -> str:
         PermissionRefused: The user is not in it.
     """
     own_projects = [project.name for project in policy.projects.values() if user in project.users]
-    if not asked:
+    if not name:
         return own_projects[0] if own_projects else user
-    if asked in own_projects or (asked == user and (not own_projects or asked not in policy.projects)):
-        return asked
+    if name in own_projects or (name == user and (not own_projects or name not in policy.projects)):
+        return name
     hint = f"{user} is in " + (", ".join(own_projects) or f"a project of their own, {user}")
-    if asked not in policy.projects:
-        raise RequestError(f"there is no project {shown(asked)}", hint=hint)
-    raise PermissionRefused(f"{user} is not in project {asked}", hint=hint)
+    if name not in policy.projects:
+        raise RequestError(f"there is no project {shown(name)}", hint=hint)
+    raise PermissionRefused(f"{user} is not in project {name}", hint=hint)
 
 
 def may_use(policy: Policy, person: str, project: str) -> bool:
@@ -217,12 +217,12 @@ def problems(policy: Policy, capacity_permille: Mapping[str, int]) -> tuple[str,
 
     ``capacity_permille``: the GPUs of each model that there are; empty if that is not known yet.
     """
-    found = [text for project in policy.projects.values() for text in _project_problems(project)]
-    found += [f"class {name} has no rules" for name in LeaseClass if name not in policy.classes]
-    found += _figure_problems(policy)
+    sentences = [text for project in policy.projects.values() for text in _project_problems(project)]
+    sentences += [f"class {name} has no rules" for name in LeaseClass if name not in policy.classes]
+    sentences += _figure_problems(policy)
     if capacity_permille:
-        found += _promised_too_much(policy, capacity_permille)
-    return tuple(found)
+        sentences += _promised_too_much(policy, capacity_permille)
+    return tuple(sentences)
 
 
 def _project_problems(project: Project) -> Iterable[str]:

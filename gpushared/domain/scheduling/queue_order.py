@@ -88,7 +88,7 @@ class ProjectQueue:
             return
         longest = min(
             (min(line.candidates, key=attrgetter("since")) for _, _, line in self.heap),
-            key=lambda one: (one.since, one.lease.sequence),
+            key=attrgetter("since", "lease.sequence"),
         )
         self.turn_due_at = policy.patience_seconds + max(longest.since, last_turn_at)
         self.turn = longest if self.turn_due_at <= now else None
@@ -118,20 +118,21 @@ def project_queues(
 ) -> dict[str, ProjectQueue]:
     """Return the waiting requests as one queue for each project."""
     lines: dict[tuple[str, int, Request], RequestLine] = {}
-    known: dict[tuple[str, int, int], RequestLine] = {}
-    for one in ready:
-        request = one.lease.request
-        same = (one.project, one.priority, id(request))
-        line = known.get(same)
+    by_identity: dict[tuple[str, int, int], RequestLine] = {}
+    for candidate in ready:
+        request = candidate.lease.request
+        identity = (candidate.project, candidate.priority, id(request))
+        line = by_identity.get(identity)
         if line is None:
             order = policy.classes[request.lease_class].order
-            key = (one.project, one.priority, request)
-            line = known[same] = lines.setdefault(key, RequestLine(one.project, deque(), order))
-        line.candidates.append(one)
-    found: dict[str, ProjectQueue] = {}
+            key = (candidate.project, candidate.priority, request)
+            line = lines.setdefault(key, RequestLine(candidate.project, deque(), order))
+            by_identity[identity] = line
+        line.candidates.append(candidate)
+    queues: dict[str, ProjectQueue] = {}
     for number, line in enumerate(lines.values()):
-        found.setdefault(line.project, ProjectQueue()).heap.append((line.rank, number, line))
-    for project, queue in found.items():
+        queues.setdefault(line.project, ProjectQueue()).heap.append((line.rank, number, line))
+    for project, queue in queues.items():
         heapify(queue.heap)
         queue.find_turn(turns.get(project, -NEVER), policy, now)
-    return found
+    return queues

@@ -82,7 +82,7 @@ class QuotaUsage:
     def keeps_share(self, victims: Sequence[RunningLease]) -> bool:
         """Return True if a project holds its fair share when all but the last of these leases are gone."""
         project = victims[0].project
-        sizes = [sum(self.holder_index.sizes(one.lease.id).values()) for one in victims]
+        sizes = [sum(self.holder_index.sizes(holder.lease.id).values()) for holder in victims]
         return self.holder_index.all(project) - sum(sizes) + max(sizes) > self.fair_share(project)
 
     def filled(self, project: str) -> float:
@@ -97,28 +97,28 @@ class QuotaUsage:
 
     def entitled(self, project: str, model: str, lease_class: LeaseClass) -> int:
         """Return how much more of a model's GPUs the project is guaranteed for such work."""
-        known = self.policy.project(project)
-        pool = known.pool(model)
-        quota = known.quota_of(pool)
+        settings = self.policy.project(project)
+        pool = settings.pool(model)
+        quota = settings.quota_of(pool)
         in_fixed = min(quota.fixed, self.holder_index.fixed(project, pool))
-        left = max(0, quota.guaranteed - (self.holder_index.held(project, pool) - in_fixed))
-        return left + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
+        open_guarantee = max(0, quota.guaranteed - (self.holder_index.held(project, pool) - in_fixed))
+        return open_guarantee + (quota.fixed - in_fixed if lease_class is FIXED_CLASS else 0)
 
     def left_to_limit(self, project: str, model: str, lease_class: LeaseClass) -> int | None:
         """Return how much more of a model's GPUs the project may hold for such work; None = no limit.
 
         The part that is fixed for build work stays within the limit whenever that work comes.
         """
-        known = self.policy.project(project)
-        others = lease_class is not FIXED_CLASS
+        settings = self.policy.project(project)
+        is_build = lease_class is FIXED_CLASS
         limits = []
-        if known.quota.limit is not None:
-            kept = self._all_fixed_left(project) if others else 0
-            limits.append(known.quota.limit - self.holder_index.limited(project) - kept)
-        own = known.models.get(model)
-        if own is not None and own.limit is not None:
-            kept = self.fixed_left(project, model) if others else 0
-            limits.append(own.limit - self.holder_index.limited(project, model) - kept)
+        if settings.quota.limit is not None:
+            fixed = 0 if is_build else self._all_fixed_left(project)
+            limits.append(settings.quota.limit - self.holder_index.limited(project) - fixed)
+        own_quota = settings.models.get(model)
+        if own_quota is not None and own_quota.limit is not None:
+            fixed = 0 if is_build else self.fixed_left(project, model)
+            limits.append(own_quota.limit - self.holder_index.limited(project, model) - fixed)
         return min(limits, default=None)
 
     def _all_fixed_left(self, project: str) -> int:
@@ -126,18 +126,17 @@ class QuotaUsage:
 
     def limit_sentence(self, project: str) -> str:
         """Return a sentence on what counts towards the project's limit, and the limit."""
-        known = self.policy.project(project)
-        said = [
+        settings = self.policy.project(project)
+        limits = [
             gpus(quota.limit) + (f" of model {pool}" if pool else "")
-            for pool, quota in known.quotas()
+            for pool, quota in settings.quotas()
             if quota.limit is not None
         ]
-        left = self._all_fixed_left(project)
-        fixed = (
-            f", and {gpus(left)} more {'is' if left == WHOLE_PERMILLE else 'are'} fixed for its build work"
-        )
-        holds = f"project {project} holds {gpus(self.holder_index.limited(project))}{fixed if left else ''}"
-        return f"{holds}; its limit is {' and '.join(said)}"
+        holds = f"project {project} holds {gpus(self.holder_index.limited(project))}"
+        if fixed := self._all_fixed_left(project):
+            verb = "is" if fixed == WHOLE_PERMILLE else "are"
+            holds += f", and {gpus(fixed)} more {verb} fixed for its build work"
+        return f"{holds}; its limit is {' and '.join(limits)}"
 
     def over_quota(self, holder: RunningLease) -> bool:
         """Return True if the project's guarantees do not cover the lease.
@@ -145,10 +144,8 @@ class QuotaUsage:
         Guarantees cover the highest priorities first. At the priority where a guarantee runs out any lease
         may go, but not more than ``may_lose`` allows.
         """
-        return any(
-            edge is not None and holder.priority <= edge.priority
-            for edge in map(self._edges(holder.project).get, self._pools(holder))
-        )
+        edges = self._edges(holder.project)
+        return any(pool in edges and holder.priority <= edges[pool].priority for pool in self._pools(holder))
 
     def may_lose(self, victims: Sequence[RunningLease]) -> bool:
         """Return True if a project keeps its guarantees when these leases, all its own, go together.
@@ -157,23 +154,25 @@ class QuotaUsage:
         """
         project = victims[0].project
         for pool, edge in self._edges(project).items():
-            sizes = [self._pools(one).get(pool, 0) for one in victims if one.priority == edge.priority]
+            sizes = [
+                self._pools(holder).get(pool, 0) for holder in victims if holder.priority == edge.priority
+            ]
             if sizes and sum(sizes) - max(sizes) >= edge.excess:
                 return False
         return True
 
     def _pools(self, holder: RunningLease) -> Mapping[str, int]:
-        known = self.policy.project(holder.project)
+        settings = self.policy.project(holder.project)
         pools: dict[str, int] = defaultdict(int)
         for model, size in self.holder_index.sizes(holder.lease.id).items():
-            pools[known.pool(model)] += size
+            pools[settings.pool(model)] += size
         return pools
 
     def _edges(self, project: str) -> Mapping[str, Edge]:
         if project not in self._known_edges:
-            known = self.policy.project(project)
-            found = {pool: self._edge(project, pool, quota) for pool, quota in known.quotas()}
-            self._known_edges[project] = {pool: edge for pool, edge in found.items() if edge is not None}
+            settings = self.policy.project(project)
+            edges = ((pool, self._edge(project, pool, quota)) for pool, quota in settings.quotas())
+            self._known_edges[project] = {pool: edge for pool, edge in edges if edge is not None}
         return self._known_edges[project]
 
     def _edge(self, project: str, pool: str, quota: Quota) -> Edge | None:
@@ -182,39 +181,37 @@ class QuotaUsage:
         for holder in self.holder_index.of(project):
             build = holder.lease.request.lease_class is FIXED_CLASS
             levels[holder.priority][int(build)] += self._pools(holder).get(pool, 0)
-        fixed, left = quota.fixed, quota.guaranteed
+        fixed, guaranteed = quota.fixed, quota.guaranteed
         for priority in sorted(levels, reverse=True):
-            others, builds = levels[priority]
+            other_work, builds = levels[priority]
             in_fixed = min(fixed, builds)
             fixed -= in_fixed
-            left -= others + builds - in_fixed
-            if left < 0:
-                return Edge(priority, -left)
+            guaranteed -= other_work + builds - in_fixed
+            if guaranteed < 0:
+                return Edge(priority, -guaranteed)
         return None
 
-    def claims(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:
+    def claims(self, candidate: PendingRequest, capacity: CapacityPort) -> tuple[str, ...]:
         """Return the models on which a request is within its project's guarantee."""
         request = candidate.lease.request
         return tuple(
             model
-            for model, gpu in places.models().items()
+            for model, gpu in capacity.models().items()
             if (not request.models or model in request.models)
             and size_on(request, gpu) <= self.entitled(candidate.project, model, request.lease_class)
             and (not self.holder_index.unreported or self._is_within_limit(candidate, gpu))
         )
 
-    def within_limit(self, candidate: PendingRequest, places: CapacityPort) -> tuple[str, ...]:
+    def within_limit(self, candidate: PendingRequest, capacity: CapacityPort) -> tuple[str, ...]:
         """Return the models on which a request stays within its project's limits."""
         request = candidate.lease.request
-        found = []
-        for model, gpu in places.models().items():
-            if request.models and model not in request.models:
-                continue
-            if self._is_within_limit(candidate, gpu):
-                found.append(model)
-        return tuple(found)
+        return tuple(
+            model
+            for model, gpu in capacity.models().items()
+            if (not request.models or model in request.models) and self._is_within_limit(candidate, gpu)
+        )
 
     def _is_within_limit(self, candidate: PendingRequest, gpu: Gpu) -> bool:
         request = candidate.lease.request
-        left = self.left_to_limit(candidate.project, gpu.name, request.lease_class)
-        return left is None or size_on(request, gpu) <= left
+        remaining = self.left_to_limit(candidate.project, gpu.name, request.lease_class)
+        return remaining is None or size_on(request, gpu) <= remaining

@@ -31,7 +31,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from heapq import nsmallest
-from operator import itemgetter
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu, GpuId
 from gpushared.domain.model.lease import Grant, Lease, LeaseId
@@ -83,7 +82,7 @@ def soonest(
     lease: LeaseId,
     request: Request,
     index: HostIndex,
-    places: CapacityPort,
+    capacity: CapacityPort,
     closed: Collection[GpuId],
     now: float,
 ) -> tuple[frozenset[GpuId], float] | None:
@@ -93,18 +92,18 @@ def soonest(
     """
     best: tuple[float, int] | None = None
     gpus: frozenset[GpuId] = frozenset()
-    need = min((_compute_on(request, gpu) for gpu in places.models().values()), default=0)
-    for host, not_before in _promising(lease, request, index, places, now):
+    need = min((_compute_on(request, gpu) for gpu in capacity.models().values()), default=0)
+    for host, not_before in _promising(lease, request, index, capacity, now):
         if best is not None and best[0] < not_before:
             continue
         leaving = _in_order_of_end(index, host, lease, now)
-        lacking = need - len(places.gpus_of(host)) * WHOLE_PERMILLE + index.load(host)
+        lacking = need - len(capacity.gpus_of(host)) * WHOLE_PERMILLE + index.load(host)
         least = _least_to_end(leaving, lacking)
         if best is not None and best <= (_end(leaving, least, now), lacking):
             continue  # the first host of those that are as good
-        found = _soonest_on(host, leaving, least, request, places, closed, now)
-        if found is not None and (best is None or found[:2] < best):
-            best, gpus = found[:2], found[2]
+        fit = _soonest_on(host, leaving, least, request, capacity, closed, now)
+        if fit is not None and (best is None or fit[:2] < best):
+            best, gpus = fit[:2], fit[2]
     return None if best is None else (gpus, best[0])
 
 
@@ -113,7 +112,7 @@ def _soonest_on(
     leaving: Sequence[tuple[float, Lease]],
     least: int,
     request: Request,
-    places: CapacityPort,
+    capacity: CapacityPort,
     closed: Collection[GpuId],
     now: float,
 ) -> tuple[float, int, frozenset[GpuId]] | None:
@@ -121,11 +120,11 @@ def _soonest_on(
 
     ``least``: so many leases have to end at least.
     """
-    leases = [one for _, one in leaving]
+    leases = [lease for _, lease in leaving]
     placed: dict[int, tuple[Grant, ...]] = {}
 
     def fits(count: int) -> bool:
-        placed[count] = places.place(request, gone=leases[:count], closed=closed, host=host)
+        placed[count] = capacity.place(request, gone=leases[:count], closed=closed, host=host)
         return bool(placed[count])
 
     if not fits(len(leases)):
@@ -134,7 +133,7 @@ def _soonest_on(
     grants = placed[count]
     chosen = frozenset(grant.gpu for grant in grants)
     lacking = sum(
-        grant.compute_permille for one in leases[:count] for grant in one.grants if grant.gpu in chosen
+        grant.compute_permille for lease in leases[:count] for grant in lease.grants if grant.gpu in chosen
     )
     return _end(leaving, count, now), lacking, chosen
 
@@ -160,21 +159,18 @@ def _in_order_of_end(index: HostIndex, host: str, lease: LeaseId, now: float) ->
     for holder in holders:
         for grant in holder.lease.grants:
             load[grant.gpu] += grant.compute_permille
-    ends = [
-        (
-            index.end(one, lease, now),
-            max(load[grant.gpu] for grant in one.lease.grants),
-            one.lease.sequence,
-            one.lease.id,
-            one.lease,
-        )
-        for one in holders
-    ]
-    return [(end, one) for end, _, _, _, one in sorted(ends, key=itemgetter(0, 1, 2, 3))]
+
+    def order(entry: tuple[float, RunningLease]) -> tuple[float, int, int, str]:
+        end, holder = entry
+        fullest = max(load[grant.gpu] for grant in holder.lease.grants)
+        return end, fullest, holder.lease.sequence, holder.lease.id
+
+    ends = ((index.end(holder, lease, now), holder) for holder in holders)
+    return [(end, holder.lease) for end, holder in sorted(ends, key=order)]
 
 
 def _promising(
-    lease: LeaseId, request: Request, index: HostIndex, places: CapacityPort, now: float
+    lease: LeaseId, request: Request, index: HostIndex, capacity: CapacityPort, now: float
 ) -> Sequence[tuple[str, float]]:
     """Return the hosts to look at, and before when the request cannot fit there.
 
@@ -183,15 +179,17 @@ def _promising(
     hosts = index.hosts()
     if len(hosts) <= HOSTS_LOOKED_AT:
         return [(host, now) for host in hosts]
-    models = places.models().values()
+    models = capacity.models().values()
     need = min((size_on(request, gpu) for gpu in models), default=0)
     compute = min((_compute_on(request, gpu) for gpu in models), default=0)
     emptiest = nsmallest(HOSTS_RANKED, hosts, key=lambda host: (index.load(host), host))
-    when = sorted((_enough_at(host, need, lease, index, places, now), at) for at, host in enumerate(emptiest))
+    when = sorted(
+        (_enough_at(host, need, lease, index, capacity, now), at) for at, host in enumerate(emptiest)
+    )
     first = [(emptiest[at], enough_at) for enough_at, at in when[:HOSTS_LOOKED_AT]]
     if compute == need:
         return first
-    return [(host, _enough_at(host, compute, lease, index, places, now)) for host, _ in first]
+    return [(host, _enough_at(host, compute, lease, index, capacity, now)) for host, _ in first]
 
 
 def _compute_on(request: Request, gpu: Gpu) -> int:
@@ -200,13 +198,13 @@ def _compute_on(request: Request, gpu: Gpu) -> int:
 
 
 def _enough_at(
-    host: str, need: int, lease: LeaseId, index: HostIndex, places: CapacityPort, now: float
+    host: str, need: int, lease: LeaseId, index: HostIndex, capacity: CapacityPort, now: float
 ) -> float:
     """Return when so much of a host's compute is free; the request may still not fit then."""
-    free = len(places.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
+    free = len(capacity.gpus_of(host)) * WHOLE_PERMILLE - index.load(host)
     if free >= need:
         return now
-    ends = ((index.end(one, lease, now), _compute_of(one)) for one in index.on(host))
+    ends = ((index.end(holder, lease, now), _compute_of(holder)) for holder in index.on(host))
     for end, size in sorted(ends):
         free += size
         if free >= need:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.model.elastic import is_elastic, largest
 from gpushared.domain.model.gpu import GpuId
-from gpushared.domain.model.lease import Grant, LeaseId, Reserved
+from gpushared.domain.model.lease import Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.capacity_port import NOTHING, CapacityPort
 from gpushared.domain.scheduling.fixed_quota import (
@@ -19,6 +19,7 @@ from gpushared.domain.scheduling.fixed_quota import (
     request_for,
 )
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
+from gpushared.domain.scheduling.outcome import granted
 from gpushared.domain.scheduling.pass_records import (
     NEVER,
     PassDecision,
@@ -59,20 +60,20 @@ class PlacementPlan:
 
 
 class SchedulingPass:
-    """Book grants and victims in the places, and remember why other requests wait."""
+    """Book grants and victims, and remember why other requests wait."""
 
     def __init__(
         self,
         holder_index: HolderIndex,
         usage: Usage,
-        places: CapacityPort,
+        capacity: CapacityPort,
         turns: Mapping[str, float],
         now: float,
     ) -> None:
         """Begin a pass. ``holder_index`` has the holders; it stays as it is."""
         policy = holder_index.policy
         self.policy = policy
-        self.places = places
+        self.capacity = capacity
         self.now = now
         self.quota_usage = QuotaUsage(holder_index, usage, now)
         self.index = HostIndex(self.quota_usage.holder_index, policy.notice_seconds + policy.grace_seconds)
@@ -84,7 +85,7 @@ class SchedulingPass:
         self.behind: dict[LeaseId, tuple[LeaseId, ...]] = {}
         self.look_again_at = NEVER
         self._preemption_rules = PreemptionRules(policy, self.quota_usage, self.turns, now)
-        self._fixed = FixedParts(places)
+        self._fixed = FixedParts(capacity)
         self._unreleased = UnreleasedCapacity()
         self._head_waits = False
         self._leaving: dict[LeaseId, RunningLease] = {}
@@ -97,7 +98,7 @@ class SchedulingPass:
         self._unmet: set[LeaseId] = set()
         """Requests within their project's guarantee that no host can serve."""
 
-    # --- what is booked ------------------------------------------------------------------------------------
+    # --- bookings ------------------------------------------------------------------------------------------
 
     def keep_fixed(self) -> None:
         """Keep the unused part of the fixed quotas.
@@ -106,11 +107,11 @@ class SchedulingPass:
         """
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
-        made = arranged(self.policy, self.quota_usage, self.places, self._unreleased)
-        self._fixed.keep(made.parts)
-        for want, permille in made.lacking:
-            self._reserve(LeaseId(""), want.project, request_for(want, permille))
-        self._fixed.keep(made.pieces)
+        arrangement = arranged(self.policy, self.quota_usage, self.capacity, self._unreleased)
+        self._fixed.keep(arrangement.parts)
+        for need, permille in arrangement.lacking:
+            self._reserve(LeaseId(""), need.project, request_for(need, permille))
+        self._fixed.keep(arrangement.pieces)
 
     def fixed(self) -> Mapping[str, tuple[Grant, ...]]:
         """Return the grants that are kept for the fixed quotas, by project."""
@@ -119,22 +120,20 @@ class SchedulingPass:
     def book_out(self, holder: RunningLease) -> None:
         """Book a lease out."""
         lease, left_bytes = holder.lease, memory_left([holder])
-        self.places.give(lease.id, lease.request, lease.grants, left_bytes=left_bytes)
+        self.capacity.give(lease.id, lease.request, lease.grants, left_bytes=left_bytes)
         self.quota_usage.remove(holder)
 
     def book_back(self, holder: RunningLease) -> None:
         """Undo ``book_out``."""
-        self.places.take(holder.lease.id, holder.lease.request, holder.lease.grants)
+        self.capacity.take(holder.lease.id, holder.lease.request, holder.lease.grants)
         self.quota_usage.add(holder)
 
     def book_in(
         self, candidate: PendingRequest, grants: tuple[Grant, ...], behind: tuple[LeaseId, ...] = ()
     ) -> RunningLease:
         """Book grants; their lease is safe from the rest of this pass."""
-        limit = candidate.lease.request.time_limit_seconds
-        expires_at = None if limit is None else self.now + limit
-        lease = replace(candidate.lease, state=Reserved(grants, self.now, self.now), expires_at=expires_at)
-        self.places.take(lease.id, lease.request, grants)
+        lease = granted(candidate.lease, grants, self.now)
+        self.capacity.take(lease.id, lease.request, grants)
         holder = RunningLease(lease, candidate.project, candidate.priority, self.now, behind=behind)
         if behind:
             self.behind[candidate.lease.id] = behind
@@ -173,7 +172,7 @@ class SchedulingPass:
         allowed = self._allowed(replace(candidate, lease=replace(candidate.lease, request=size)))
         if isinstance(allowed, PassDecision):
             return ()
-        return self.places.place(allowed, closed=self._closed(candidate, allowed))
+        return self.capacity.place(allowed, closed=self._closed(candidate, allowed))
 
     def finish(self, winner: PendingRequest, preemption: Preemption, staying: Sequence[RunningLease]) -> None:
         """Grant the winner of an earlier preemption, or keep its place until the last victim has left.
@@ -202,7 +201,7 @@ class SchedulingPass:
         """Return True if the request still fits on exactly these GPUs."""
         gpus = tuple(grant.gpu for grant in grants)
         try:
-            return bool(self.places.place(replace(winner.lease.request, gpus=gpus)))
+            return bool(self.capacity.place(replace(winner.lease.request, gpus=gpus)))
         except KeyError:
             return False
 
@@ -233,7 +232,7 @@ class SchedulingPass:
         if self.now < at < self.look_again_at:
             self.look_again_at = at
 
-    # --- what is tried -------------------------------------------------------------------------------------
+    # --- placements ----------------------------------------------------------------------------------------
 
     def place_claim(self, candidate: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
         """Return a placement for a request within its project's guarantee.
@@ -289,43 +288,43 @@ class SchedulingPass:
         closed = self._closed(candidate, allowed)
         kind = (candidate.project if owner else "", allowed)
         anywhere = self._room_anywhere(kind)
-        kept = frozenset(grant.gpu for grant in anywhere) & closed
-        if anywhere and not kept:
+        kept_gpus = frozenset(grant.gpu for grant in anywhere) & closed
+        if anywhere and not kept_gpus:
             return PlacementPlan(anywhere)
-        placement = self._off_kept_gpus(candidate, kind, closed) if kept else None
+        placement = self._off_kept_gpus(candidate, kind, closed) if kept_gpus else None
         if placement is not None:
             return placement
         placement = self._by_preemption(candidate, allowed, closed, turn=turn)
         if placement is not None:
             return placement
-        return self._wait(candidate, allowed, kept, turn=turn)
+        return self._wait(candidate, allowed, kept_gpus, turn=turn)
 
     def _allowed(self, candidate: PendingRequest) -> Request | PassDecision:
         """Return the request on the models on which its project may have it."""
         request = candidate.lease.request
-        if request.models and self.places.models().keys().isdisjoint(request.models):
+        if request.models and self.capacity.models().keys().isdisjoint(request.models):
             return request  # its models are gone, which no quota can explain
         if self.policy.classes[request.lease_class].gives_way is GivesWay.NEVER:
-            models = self.quota_usage.claims(candidate, self.places)
+            models = self.quota_usage.claims(candidate, self.capacity)
             if not models:
                 text = f"{request.lease_class} never gives way, and project {candidate.project} is guaranteed no more"
                 return PassDecision(WaitReason.PROJECT_QUOTA, text)
             return self._on(models, request)
-        models = self.quota_usage.within_limit(candidate, self.places)
-        if not models and self.places.models():
+        models = self.quota_usage.within_limit(candidate, self.capacity)
+        if not models and self.capacity.models():
             return PassDecision(WaitReason.PROJECT_LIMIT, self.quota_usage.limit_sentence(candidate.project))
         return self._on(models, request)
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:
         """Return the request on these models only."""
-        return request if len(models) == len(self.places.models()) else replace(request, models=models)
+        return request if len(models) == len(self.capacity.models()) else replace(request, models=models)
 
     def _room_anywhere(self, kind: _Kind) -> tuple[Grant, ...]:
         """Return the grants for a kind of request if no GPUs were kept; a refusal stays for the pass."""
-        version, known = self.quota_usage.holder_index.version, self._anywhere.get(kind)
-        if known is None or (known[1] and known[0] != version):
-            known = self._anywhere[kind] = version, self.places.place(kind[1])
-        return known[1]
+        version, answer = self.quota_usage.holder_index.version, self._anywhere.get(kind)
+        if answer is None or (answer[1] and answer[0] != version):
+            answer = self._anywhere[kind] = version, self.capacity.place(kind[1])
+        return answer[1]
 
     def _off_kept_gpus(
         self, candidate: PendingRequest, kind: _Kind, closed: frozenset[GpuId]
@@ -341,13 +340,13 @@ class SchedulingPass:
         if placement is not None or not candidate.yields:
             return placement
         firm = self._closed(candidate, request, firm_only=True)
-        grants = self.places.place(request, closed=firm)
+        grants = self.capacity.place(request, closed=firm)
         gpus = {grant.gpu for grant in grants}
-        behind = tuple(kept.lease for kept in self.reservations if kept.gpus & gpus)
+        behind = tuple(reservation.lease for reservation in self.reservations if reservation.gpus & gpus)
         return PlacementPlan(grants, behind=behind) if grants else None
 
     def _free(self, request: Request, closed: frozenset[GpuId]) -> PlacementPlan | None:
-        grants = self.places.place(request, closed=closed)
+        grants = self.capacity.place(request, closed=closed)
         return PlacementPlan(grants) if grants else None
 
     def _by_preemption(
@@ -369,7 +368,7 @@ class SchedulingPass:
         may_go, later = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
         may_go = {lease: holder for lease, holder in may_go.items() if not self.is_done(lease)}
         for _ in range(TRIES if may_go else 0):
-            victims = cheapest(request, may_go, self.index, self.places, closed, self._preemption_rules)
+            victims = cheapest(request, may_go, self.index, self.capacity, closed, self._preemption_rules)
             at_stake = NOTHING if victims is None else self._fixed_at_stake(candidate, victims)
             if victims is not None and not at_stake:
                 return PlacementPlan(victims.grants, victims)
@@ -386,10 +385,10 @@ class SchedulingPass:
             return NOTHING
         unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
-            lacking = arranged(self.policy, self.quota_usage, self.places, unreleased).lacking_permille
+            lacking = arranged(self.policy, self.quota_usage, self.capacity, unreleased).lacking_permille
             new = self._book_out_victims(candidate, victims)
             winner = self.book_in(candidate, victims.grants)
-            more = arranged(self.policy, self.quota_usage, self.places, self._unreleased).lacking_permille
+            more = arranged(self.policy, self.quota_usage, self.capacity, self._unreleased).lacking_permille
             self.book_out(winner)
             for holder in new:
                 self.book_back(holder)
@@ -400,12 +399,12 @@ class SchedulingPass:
         """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
         if holder.lease.request.lease_class is not FIXED_CLASS:
             return False
-        ours = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
-        return self.policy.project(holder.project).has_fixed and not ours
+        is_own_build = winner.project == holder.project and winner.lease.request.lease_class is FIXED_CLASS
+        return self.policy.project(holder.project).has_fixed and not is_own_build
 
     def _on_vacated_gpus(self, request: Request, closed: frozenset[GpuId]) -> Victims | None:
         """Return a placement beside another winner's part, on GPUs that other leases are leaving already."""
-        grants = self.places.place(request, closed=closed - self._vacating) if self._leaving else ()
+        grants = self.capacity.place(request, closed=closed - self._vacating) if self._leaving else ()
         gpus = {grant.gpu for grant in grants}
         leaving = tuple(
             holder
@@ -414,7 +413,7 @@ class SchedulingPass:
         )
         return Victims(leaving, grants, frozenset({PreemptionReason.CLAIM})) if leaving else None
 
-    # --- what is kept --------------------------------------------------------------------------------------
+    # --- reservations --------------------------------------------------------------------------------------
 
     def reserve_turn(self, candidate: PendingRequest) -> None:
         """Keep GPUs for a project's next turn, before the pass looks at any other request."""
@@ -435,7 +434,7 @@ class SchedulingPass:
 
     def release(self, lease: LeaseId) -> None:
         """Keep no GPUs for a request any more."""
-        self.reservations = [kept for kept in self.reservations if kept.lease != lease]
+        self.reservations = [reservation for reservation in self.reservations if reservation.lease != lease]
 
     def _reserve(
         self,
@@ -448,14 +447,14 @@ class SchedulingPass:
     ) -> bool:
         if lease:
             self.release(lease)
-        if sum(bool(kept.lease) for kept in self.reservations) >= self.policy.reservations and lease:
-            return False
-        closed = frozenset(gpu for kept in self.reservations for gpu in kept.gpus)
-        found = soonest(lease, request, self.index, self.places, closed, self.now)
-        if found is None:
+            if sum(bool(other.lease) for other in self.reservations) >= self.policy.reservations:
+                return False
+        closed = frozenset(gpu for reservation in self.reservations for gpu in reservation.gpus)
+        fit = soonest(lease, request, self.index, self.capacity, closed, self.now)
+        if fit is None:
             return False
         drains = lease == self._drained_for
-        self.reservations.append(Reservation(lease, project, *found, turn=turn, rank=rank, drains=drains))
+        self.reservations.append(Reservation(lease, project, *fit, turn=turn, rank=rank, drains=drains))
         return True
 
     def _closed(
@@ -470,23 +469,23 @@ class SchedulingPass:
         build = request.lease_class is FIXED_CLASS
         return self._vacating.union(
             gpu
-            for kept in self.reservations
-            if kept.lease != candidate.lease.id
-            and (kept.is_firm or candidate.yields)
-            and not (firm_only and kept.lease)
-            and not (not kept.lease and build and kept.project == candidate.project)
-            and not until <= kept.start_at < NEVER
-            for gpu in kept.gpus
+            for reservation in self.reservations
+            if reservation.lease != candidate.lease.id
+            and (reservation.is_firm or candidate.yields)
+            and not (firm_only and reservation.lease)
+            and not (not reservation.lease and build and reservation.project == candidate.project)
+            and not until <= reservation.start_at < NEVER
+            for gpu in reservation.gpus
         )
 
     def _wait(
-        self, candidate: PendingRequest, request: Request, kept: frozenset[GpuId], *, turn: bool
+        self, candidate: PendingRequest, request: Request, kept_gpus: frozenset[GpuId], *, turn: bool
     ) -> PassDecision:
         """Return why the request waits.
 
         The first request that waits for leases, and each turn, have GPUs kept for them.
         """
-        behind = next((other for other in self.reservations if other.gpus & kept), None)
+        behind = next((other for other in self.reservations if other.gpus & kept_gpus), None)
         if turn or not self._head_waits:
             rank = _rank(candidate)
             reserved = self._reserve(candidate.lease.id, candidate.project, request, turn=turn, rank=rank)
@@ -507,7 +506,7 @@ class SchedulingPass:
 
     def _fits_without_fixed(self, request: Request) -> bool:
         with self._fixed.lifted():
-            return bool(self.places.place(request))
+            return bool(self.capacity.place(request))
 
 
 NO_ROOM = PassDecision(WaitReason.RESOURCES, "waits for room")
@@ -525,9 +524,8 @@ def _unmet(candidate: PendingRequest, request: Request) -> PassDecision:
 def preempting(preemption: Preemption) -> PassDecision:
     """Return the winner's verdict while its victims leave."""
     names = ", ".join(victim.lease for victim in preemption.victims)
-    text = f"{names} give way to it, because {preemption.why}"
-    if len(preemption.victims) == 1:
-        text = f"{names} gives way to it, because {preemption.why}"
+    verb = "gives" if len(preemption.victims) == 1 else "give"
+    text = f"{names} {verb} way to it, because {preemption.why}"
     return PassDecision(WaitReason.PREEMPTING, text, preemption.victims[0].lease)
 
 
@@ -536,17 +534,17 @@ def _rank(candidate: PendingRequest) -> tuple[int, str]:
     return candidate.priority, candidate.lease.request.lease_class
 
 
-def _behind(candidate: PendingRequest, kept: Reservation) -> PassDecision:
+def _behind(candidate: PendingRequest, reservation: Reservation) -> PassDecision:
     """Return the verdict on a request that fits, but not on the kept GPUs."""
-    if not kept.lease:
-        text = f"fits, but the room is fixed for build work of {kept.project}"
+    if not reservation.lease:
+        text = f"fits, but the room is fixed for build work of {reservation.project}"
         return PassDecision(WaitReason.FIXED_QUOTA, text)
-    same = kept.project == candidate.project
-    if kept.turn or (same and kept.rank == _rank(candidate)):
-        text = f"fits, but the room is kept for {kept.lease}, which waits longer"
-        return PassDecision(WaitReason.QUEUE_ORDER, text, kept.lease)
+    same = reservation.project == candidate.project
+    if reservation.turn or (same and reservation.rank == _rank(candidate)):
+        text = f"fits, but the room is kept for {reservation.lease}, which waits longer"
+        return PassDecision(WaitReason.QUEUE_ORDER, text, reservation.lease)
     if same:
-        text = f"fits, but the room is kept for {kept.lease}, which goes first in project {kept.project}"
-        return PassDecision(WaitReason.CLASS_ORDER, text, kept.lease)
-    text = f"fits, but the room is kept for {kept.lease} of project {kept.project}, which used less"
-    return PassDecision(WaitReason.FAIR_SHARE, text, kept.lease)
+        text = f"fits, but the room is kept for {reservation.lease}, which goes first in project {reservation.project}"
+        return PassDecision(WaitReason.CLASS_ORDER, text, reservation.lease)
+    text = f"fits, but the room is kept for {reservation.lease} of project {reservation.project}, which used less"
+    return PassDecision(WaitReason.FAIR_SHARE, text, reservation.lease)

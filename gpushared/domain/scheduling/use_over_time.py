@@ -50,22 +50,22 @@ class Usage:
     def record(self, intervals: Iterable[Interval]) -> Usage:
         """Return the books with these intervals added."""
         books, changed = dict(self.books), dict[str, dict[int, int]]()
-        for one in intervals:
-            if one.project not in changed:
-                changed[one.project] = dict(books.get(one.project, {}))
-            _add(changed[one.project], one)
+        for interval in intervals:
+            if interval.project not in changed:
+                changed[interval.project] = dict(books.get(interval.project, {}))
+            _add(changed[interval.project], interval)
         return replace(self, books=books | changed)
 
     def prune(self, now: float) -> Usage:
         """Return the books without the use that is too old to count."""
         first = self._first(now)
-        kept = {
+        recent = {
             project: buckets
             if min(buckets, default=first) >= first
             else {at: used for at, used in buckets.items() if at >= first}
             for project, buckets in self.books.items()
         }
-        return replace(self, books={project: buckets for project, buckets in kept.items() if buckets})
+        return replace(self, books={project: buckets for project, buckets in recent.items() if buckets})
 
     def decayed(self, now: float, running: RunningUse | Iterable[Interval] = ()) -> dict[str, float]:
         """Return the decayed GPU-seconds of each project at ``now``; ``running``: intervals not yet ended."""
@@ -81,8 +81,8 @@ class Usage:
                 ]
                 sums[project] = sums.get(project, 0) + sum(weighed)
         return {
-            project: math.ldexp(found, -WEIGHT_BITS) / PERMILLE_MS_PER_GPU_SECOND
-            for project, found in sums.items()
+            project: math.ldexp(total, -WEIGHT_BITS) / PERMILLE_MS_PER_GPU_SECOND
+            for project, total in sums.items()
         }
 
     def _first(self, now: float) -> int:
@@ -106,10 +106,10 @@ class _Begun:
     """By start, how many holdings began then, and their permille."""
 
     def change(self, start_ms: int, permille: int, sign: int) -> None:
-        one = self.starts.setdefault(start_ms, [0, 0])
-        one[0] += sign
-        one[1] += sign * permille
-        if not one[0]:
+        sums = self.starts.setdefault(start_ms, [0, 0])
+        sums[0] += sign
+        sums[1] += sign * permille
+        if not sums[0]:
             del self.starts[start_ms]
         self.permille += sign * permille
         self.permille_ms += sign * permille * start_ms
@@ -119,7 +119,7 @@ class _Begun:
         """Return the permille-milliseconds up to a moment."""
         if self.newest_ms <= until_ms:
             return self.permille * until_ms - self.permille_ms
-        return sum(one[1] * max(0, until_ms - start) for start, one in self.starts.items())
+        return sum(permille * max(0, until_ms - start) for start, (_, permille) in self.starts.items())
 
 
 class RunningUse:
@@ -169,10 +169,10 @@ class RunningUse:
 
 
 def _running(intervals: Iterable[Interval]) -> RunningUse:
-    found = RunningUse()
-    for one in intervals:
-        found.begin(one.project, one.permille, one.start)
-    return found
+    running_use = RunningUse()
+    for interval in intervals:
+        running_use.begin(interval.project, interval.permille, interval.start)
+    return running_use
 
 
 @lru_cache(maxsize=1 << 16)
@@ -183,17 +183,17 @@ def _weight(age: int, half_life_buckets: float) -> int:
 
 def _carry_on(buckets: dict[int, int], joins: dict[int, int], first: int, now_ms: int) -> None:
     """Add to each bucket the holdings that joined at its beginning or before, and last all through it."""
-    held = sum(permille for bucket, permille in joins.items() if bucket < first)
+    running_permille = sum(permille for bucket, permille in joins.items() if bucket < first)
     for bucket in range(max(first, min(joins)), now_ms // BUCKET_MS + 1):
-        held += joins.get(bucket, 0)
+        running_permille += joins.get(bucket, 0)
         until = min(now_ms, (bucket + 1) * BUCKET_MS)
-        buckets[bucket] = buckets.get(bucket, 0) + held * (until - bucket * BUCKET_MS)
+        buckets[bucket] = buckets.get(bucket, 0) + running_permille * (until - bucket * BUCKET_MS)
 
 
-def _add(buckets: dict[int, int], one: Interval) -> None:
-    start, end = round(one.start * 1000), round(one.end * 1000)
+def _add(buckets: dict[int, int], interval: Interval) -> None:
+    start, end = round(interval.start * 1000), round(interval.end * 1000)
     while start < end:
         bucket = start // BUCKET_MS
         until = min(end, (bucket + 1) * BUCKET_MS)
-        buckets[bucket] = buckets.get(bucket, 0) + one.permille * (until - start)
+        buckets[bucket] = buckets.get(bucket, 0) + interval.permille * (until - start)
         start = until

@@ -99,10 +99,10 @@ def expected_leftover(sizes: Mapping[int, float]) -> list[float]:
     them comes while somebody waits for the rest, and the remainder is a rest again.
     """
     total = sum(sizes.values())
-    known = sorted((size, count / total) for size, count in sizes.items() if 0 < size <= WHOLE_PERMILLE)
+    shares = sorted((size, count / total) for size, count in sizes.items() if 0 < size <= WHOLE_PERMILLE)
     leftover = [0.0] * (WHOLE_PERMILLE + 1)
     for rest in range(1, WHOLE_PERMILLE + 1):
-        fitting = [(size, share) for size, share in known if size <= rest]
+        fitting = [(size, share) for size, share in shares if size <= rest]
         chance = sum(share for _, share in fitting)
         if not chance:
             leftover[rest] = float(rest)

@@ -55,7 +55,6 @@ MAX_RANKINGS = 1024
 """So many kinds keep their order of the hosts; beyond, the kind that was not asked for longest is dropped."""
 CHANGES_PER_HOST = 8
 """If the changes are more than so many per host, rankings that have not read them start anew."""
-NOTHING: frozenset[GpuId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,9 @@ class Fleet:
         self.demand_profile = demand_profile or DemandProfile()
         self._at = {host.name: at for at, host in enumerate(self.hosts)}
         self._home = {
-            gpu.id: (at, place) for at, host in enumerate(self.hosts) for place, gpu in enumerate(host.gpus)
+            gpu.id: (at, position)
+            for at, host in enumerate(self.hosts)
+            for position, gpu in enumerate(host.gpus)
         }
         known_features: dict[tuple[object, ...], int] = {}
         self._free = [_free_at_start(host, capacities or {}, known_features) for host in self.hosts]
@@ -125,7 +126,7 @@ class Fleet:
         self._log = _Log()
         self._rankings: dict[Kind, Ranking] = {}
         self._supply = _supply(self.hosts)
-        self._policies = (self.demand_profile.lessons, self._made_now())
+        self._policies = (self.demand_profile.lessons, self._new_policy())
 
     def copy(self) -> Fleet:
         """Return the same fleet, to try decisions on.
@@ -154,7 +155,7 @@ class Fleet:
             self.demand_profile.see(size)
 
     def place(
-        self, request: Request, *, closed: Collection[GpuId] = NOTHING, host: str | None = None
+        self, request: Request, *, closed: Collection[GpuId] = (), host: str | None = None
     ) -> Placement | NoPlace:
         """Return the best place, or why there is none. Nothing is booked; see ``take``.
 
@@ -182,8 +183,8 @@ class Fleet:
 
     def refusals(self, request: Request) -> Counter[Reason]:
         """Count the GPUs that refuse their part, by reason; this looks at each GPU, for answers to people."""
-        found = (refuse(request, capacity) for free in self._free for capacity in free.capacities)
-        return Counter(refusal.reason for refusal in found if refusal is not None)
+        refusals = (refuse(request, capacity) for free in self._free for capacity in free.capacities)
+        return Counter(refusal.reason for refusal in refusals if refusal is not None)
 
     def free(self, host: str) -> HostFree:
         """Return the free capacity of a host."""
@@ -191,8 +192,8 @@ class Fleet:
 
     def capacity(self, gpu: GpuId) -> FreeCapacity:
         """Return the free capacity of a GPU; KeyError if the fleet does not have the GPU."""
-        at, place = self._home[gpu]
-        return self._free[at].capacities[place]
+        at, position = self._home[gpu]
+        return self._free[at].capacities[position]
 
     def host_of(self, gpu: GpuId) -> str:
         """Return the host of a GPU; KeyError if the fleet does not have the GPU."""
@@ -272,12 +273,12 @@ class Fleet:
 
     def _changed(self, at: int, bookings: Collection[_Booking], sign: int) -> HostFree:
         grants = [
-            (self._home[grant.gpu][1], grant, one.request.wants_whole_gpus)
-            for one in bookings
-            for grant in one.grants
+            (self._home[grant.gpu][1], grant, booking.request.wants_whole_gpus)
+            for booking in bookings
+            for grant in booking.grants
         ]
-        cpu = sum(one.request.host_cpu_milli or 0 for one in bookings)
-        memory = sum(one.request.host_memory_bytes or 0 for one in bookings)
+        cpu = sum(booking.request.host_cpu_milli or 0 for booking in bookings)
+        memory = sum(booking.request.host_memory_bytes or 0 for booking in bookings)
         return after_grants(self._free[at], grants, cpu, memory, sign)
 
     def _set(self, at: int, free: HostFree, lease: LeaseId, booking: _Booking | None) -> None:
@@ -296,8 +297,8 @@ class Fleet:
     def _closed_to(self, request: Request, closed: Collection[GpuId]) -> Collection[GpuId]:
         if not request.away_from:
             return closed
-        others = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
-        return {grant.gpu for booking in others if booking is not None for grant in booking.grants}.union(
+        bookings = (self._leases.get(LeaseId(lease)) for lease in request.away_from)
+        return {grant.gpu for booking in bookings if booking is not None for grant in booking.grants}.union(
             closed
         )
 
@@ -317,19 +318,19 @@ class Fleet:
     ) -> Placement | NoPlace:
         need, policy, project_affinity = Need.of(request), self._policy(), self._affinity_of(request)
         refusals = Counter({HostReason.OTHER_HOST: len(self.hosts) - len(only)})
-        found: list[tuple[Score, int]] = []
+        options: list[tuple[Score, int]] = []
         for at in only:
             answer = rate(need, self._free[at], policy, closed, project_affinity)
             if isinstance(answer, tuple):
-                found.append((answer, at))
+                options.append((answer, at))
             else:
                 refusals[answer] += 1
-        if not found:
+        if not options:
             return NoPlace(+refusals)
-        return self._placement(need, min(found)[1], policy, closed, project_affinity)
+        return self._placement(need, min(options)[1], policy, closed, project_affinity)
 
     def _affinity_of(self, request: Request) -> Collection[GpuId]:
-        return NOTHING if self._affinity is None else self._affinity.gpus(request.project)
+        return () if self._affinity is None else self._affinity.gpus(request.project)
 
     def _nearest_affinity(
         self, ranking: Ranking, best: Entry, closed: Collection[GpuId], project_affinity: Collection[GpuId]
@@ -338,12 +339,12 @@ class Fleet:
         need, policy = ranking.need, ranking.policy
         hosts = {self._home[gpu][0] for gpu in project_affinity}
         costs = {at: cost for at in hosts if (cost := ranking.cost(at)) is not None}
-        found = [(best[0], best[1] not in hosts, best[1])]
+        options = [(best[0], best[1] not in hosts, best[1])]
         for at in worth_rating(costs, best[0], need.count * policy.affinity_worth):
             answer = rate(need, self._free[at], policy, closed, project_affinity)
             if isinstance(answer, tuple):
-                found.append((answer, False, at))
-        return min(found)[2]
+                options.append((answer, False, at))
+        return min(options)[2]
 
     def _placement(
         self,
@@ -355,15 +356,15 @@ class Fleet:
     ) -> Placement:
         free = self._free[at]
         chosen = choose(need, free, policy, closed, project_affinity)
-        grants = tuple(grant_on(need.request, free.capacities[place]) for place in chosen)
+        grants = tuple(grant_on(need.request, free.capacities[position]) for position in chosen)
         return Placement(self.hosts[at].name, grants)
 
     def _policy(self) -> PlacementPolicy:
         if self._policies[0] != self.demand_profile.lessons:
-            self._policies = (self.demand_profile.lessons, self._made_now())
+            self._policies = (self.demand_profile.lessons, self._new_policy())
         return self._policies[1]
 
-    def _made_now(self) -> PlacementPolicy:
+    def _new_policy(self) -> PlacementPolicy:
         if not isinstance(self.policy, PolicyName):
             return self.policy
         return policy_for(self.policy, self.demand_profile, self._supply)
@@ -395,5 +396,5 @@ def _free_at_start(
     host: Host, capacities: FreeCapacities, known_features: dict[tuple[object, ...], int]
 ) -> HostFree:
     empty = free_capacities(host.gpus, (), {})
-    found: Sequence[FreeCapacity] = [capacities.get(gpu, capacity) for gpu, capacity in empty.items()]
-    return free_of(host, found, known_features.setdefault(features_of(host, found), len(known_features)))
+    present: Sequence[FreeCapacity] = [capacities.get(gpu, capacity) for gpu, capacity in empty.items()]
+    return free_of(host, present, known_features.setdefault(features_of(host, present), len(known_features)))

@@ -1,4 +1,4 @@
-"""Show a fleet to the queue's policy as places: one node today, a pool with the same code."""
+"""Show a fleet to a scheduling pass as its capacity."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gpushared.domain.scheduling.placement.fleet import Fleet, Placement
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, free_capacities
 from gpushared.domain.scheduling.placement.hosts import Host
 from gpushared.domain.scheduling.placement.policies import PolicyName, Together
-
-NOTHING: frozenset[GpuId] = frozenset()
 
 
 def fleet_with(
@@ -51,12 +49,9 @@ class FleetCapacity:
         request: Request,
         *,
         gone: Sequence[Lease] = (),
-        closed: Collection[GpuId] = NOTHING,
+        closed: Collection[GpuId] = (),
         host: str | None = None,
     ) -> tuple[Grant, ...]:
-        if not gone:
-            answer = self._fleet.place(request, closed=closed, host=host)
-            return answer.grants if isinstance(answer, Placement) else ()
         mark = self._fleet.mark()
         self._fleet.give_all(lease.id for lease in gone)
         answer = self._fleet.place(request, closed=closed, host=host)
@@ -77,12 +72,12 @@ class FleetCapacity:
         *,
         left_bytes: int = 0,
     ) -> None:
-        held = self._fleet.holder(lease)
-        if held is None:
+        placement = self._fleet.holder(lease)
+        if placement is None:
             return
         self._fleet.give(lease)
         if left_bytes:
-            self._fleet.take(lease, Request(0, host_memory_bytes=left_bytes), Placement(held.host, ()))
+            self._fleet.take(lease, Request(0, host_memory_bytes=left_bytes), Placement(placement.host, ()))
         self._fleet.commit()
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -105,7 +100,7 @@ def smallest_of_each_model(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
     """Return one GPU of each model: the first of those that lease the least memory."""
     models: dict[str, Gpu] = {}
     for gpu in gpus:
-        known = models.get(gpu.name)
-        if known is None or gpu.leasable_bytes < known.leasable_bytes:
+        smallest = models.get(gpu.name)
+        if smallest is None or gpu.leasable_bytes < smallest.leasable_bytes:
             models[gpu.name] = gpu
     return models

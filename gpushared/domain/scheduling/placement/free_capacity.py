@@ -162,7 +162,8 @@ def needs_own_server(request: Request) -> bool:
 def _refuse_whole(request: Request, capacity: FreeCapacity) -> Refusal | None:
     gpu = capacity.gpu
     if capacity.leases:
-        return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {_count(capacity.leases, 'lease')}")
+        leases = "1 lease" if capacity.leases == 1 else f"{capacity.leases} leases"
+        return Refusal(gpu.id, Reason.SHARING_MODE, f"is shared by {leases}")
     if capacity.stray_bytes * WHOLE_PERMILLE > gpu.leasable_bytes * STRAY_PERMILLE:
         return Refusal(gpu.id, Reason.UNMANAGED_USE, "is used by processes without a lease")
     if max(1, request.memory_bytes or 0) > capacity.free_bytes:
@@ -231,7 +232,3 @@ def take(capacities: dict[GpuId, FreeCapacity], grants: Iterable[Grant], *, excl
     """Book the grants in ``capacities``."""
     for grant in grants:
         capacities[grant.gpu] = capacities[grant.gpu].less(grant, exclusive=exclusive)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -106,12 +106,12 @@ def _ordinary_ranks(
         if not need.fits(capacity) or (closed and capacity.gpu.id in closed):
             continue
         memory, permille = need.on(capacity.gpu)
-        left = capacity.free_bytes - memory
-        after = min(capacity.free_permille - permille, memory_level(left, capacity.gpu))
+        bytes_left = capacity.free_bytes - memory
+        after = min(capacity.free_permille - permille, memory_level(bytes_left, capacity.gpu))
         part = policy.part(free.levels[at], 0 if need.whole else after)
         part += permille * policy.model(capacity.gpu.name)
         untouched = last and capacity.leases == 0
-        ranks.append((float(untouched), part, float(left), at))
+        ranks.append((float(untouched), part, float(bytes_left), at))
     return ranks
 
 
@@ -121,19 +121,19 @@ def _plain_ranks(
     """Rank like ``_ordinary_ranks`` in the common case, in which decisions spend nearly all of their time."""
     gpu = free.capacities[0].gpu
     memory, permille = need.on(gpu)
-    last, wanted = policy.whole_gpus_last, permille * policy.model(gpu.name)
+    last, model_cost = policy.whole_gpus_last, permille * policy.model(gpu.name)
     ranks: list[Rank] = []
     seen: dict[tuple[int, int, bool], tuple[float, float, float]] = {}
     for at, capacity in enumerate(free.capacities):
-        compute, left = capacity.free_permille - permille, capacity.free_bytes - memory
-        if compute < 0 or left < 0 or capacity.exclusive or (closed and capacity.gpu.id in closed):
+        compute, bytes_left = capacity.free_permille - permille, capacity.free_bytes - memory
+        if compute < 0 or bytes_left < 0 or capacity.exclusive or (closed and capacity.gpu.id in closed):
             continue
         untouched = last and capacity.leases == 0
-        known = seen.get((compute, left, untouched))
-        if known is None:
-            part = policy.part(free.levels[at], min(compute, memory_level(left, gpu))) + wanted
-            known = seen[compute, left, untouched] = (float(untouched), part, float(left))
-        ranks.append((*known, at))
+        costs = seen.get((compute, bytes_left, untouched))
+        if costs is None:
+            part = policy.part(free.levels[at], min(compute, memory_level(bytes_left, gpu))) + model_cost
+            costs = seen[compute, bytes_left, untouched] = (float(untouched), part, float(bytes_left))
+        ranks.append((*costs, at))
     return ranks if memory > 0 else []
 
 
@@ -177,13 +177,13 @@ def _broken_into(group: Sequence[Rank]) -> float:
 
 def _score(need: Need, free: HostFree, policy: PlacementPolicy, chosen: Sequence[Rank]) -> Score:
     untouched = part = 0.0
-    taken = broken = 0
+    taken_permille = broken = 0
     for rank in chosen:
         untouched += rank[0]
         part += rank[1]
-        taken += free.levels[rank[3]] if need.whole else need.on(free.capacities[rank[3]].gpu)[1]
+        taken_permille += free.levels[rank[3]] if need.whole else need.on(free.capacities[rank[3]].gpu)[1]
         broken += free.levels[rank[3]] == WHOLE_PERMILLE
-    return untouched, part, policy.host(need, free, min(taken, free.total_permille), broken)
+    return untouched, part, policy.host(need, free, min(taken_permille, free.total_permille), broken)
 
 
 def _lack(need: Need, free: HostFree) -> HostReason:

@@ -64,8 +64,8 @@ class PlacementPolicy(Protocol):
     def model(self, name: str) -> float:
         """Return the cost of 1 permille of a GPU of this model, borne by requests that only this model serves."""
 
-    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
-        """Return the host's cost if ``taken`` permille of its GPUs go, with the need's CPU and memory.
+    def host(self, need: Need, free: HostFree, taken_permille: int, broken: int) -> float:
+        """Return the host's cost if ``taken_permille`` of its GPUs go, with the need's CPU and memory.
 
         ``broken``: the number of untouched GPUs among those that are taken.
         """
@@ -83,8 +83,8 @@ class Pack:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
-        return float(free.total_permille - taken)
+    def host(self, need: Need, free: HostFree, taken_permille: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+        return float(free.total_permille - taken_permille)
 
 
 class Spread:
@@ -99,8 +99,8 @@ class Spread:
     def model(self, name: str) -> float:  # noqa: ARG002 - all models are alike
         return 0.0
 
-    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
-        return -float(free.total_permille - taken)
+    def host(self, need: Need, free: HostFree, taken_permille: int, broken: int) -> float:  # noqa: ARG002 - only what is left matters
+        return -float(free.total_permille - taken_permille)
 
 
 class Fragmentation:
@@ -120,7 +120,7 @@ class Fragmentation:
         self._cpu = demand_profile.cpu
         self._memory = demand_profile.memory
         self._too_few = demand_profile.too_few
-        self._wanted = {
+        self._model_costs = {
             model: MODEL_WEIGHT * min(1.0, share / supply[model])
             for model, share in demand_profile.bound.items()
             if supply and supply.get(model)
@@ -130,25 +130,24 @@ class Fragmentation:
         return round(self._leftover[after] - self._leftover[before], 6)
 
     def model(self, name: str) -> float:
-        return self._wanted.get(name, 0.0)
+        return self._model_costs.get(name, 0.0)
 
-    def host(self, need: Need, free: HostFree, taken: int, broken: int) -> float:
-        cost = FREE_GPU_WEIGHT * (free.total_permille - taken)
+    def host(self, need: Need, free: HostFree, taken_permille: int, broken: int) -> float:
+        before, after = free.total_permille, free.total_permille - taken_permille
+        cost = FREE_GPU_WEIGHT * after
         if broken:
             untouched = min(free.untouched, MOST_GPUS)
             cost += GANG_WEIGHT * (self._too_few[max(0, untouched - broken)] - self._too_few[untouched])
         if free.cpu_milli < UNLIMITED >> 1:
-            cost += _growth(self._cpu.stranded, free.cpu_milli, need.cpu_milli, free.total_permille, taken)
+            cost += _growth(self._cpu.stranded, free.cpu_milli, need.cpu_milli, before, after)
         if free.memory_bytes < UNLIMITED >> 1:
-            grown = _growth(
-                self._memory.stranded, free.memory_bytes, need.memory_bytes, free.total_permille, taken
-            )
-            cost += MEMORY_WEIGHT * grown
+            growth = _growth(self._memory.stranded, free.memory_bytes, need.memory_bytes, before, after)
+            cost += MEMORY_WEIGHT * growth
         return cost
 
 
-def _growth(stranded: Stranded, amount: int, less: int, permille: int, taken: int) -> float:
-    return stranded(amount - less, permille - taken) - stranded(amount, permille)
+def _growth(stranded: Stranded, amount: int, less: int, before: int, after: int) -> float:
+    return stranded(amount - less, after) - stranded(amount, before)
 
 
 def policy_for(

@@ -1,4 +1,4 @@
-"""Keep leases of one project together: a preference among places that are worth about the same.
+"""Keep leases of one project together: a preference among GPUs that cost about the same.
 
 The preference never breaks into a GPU that nobody uses if a used one fits, nor does it weigh against one more
 whole GPU that a host keeps free: the policy alone judges these.
@@ -34,7 +34,7 @@ class ProjectAffinity:
     """Count the leases of each project on each GPU; a lease's request names its project."""
 
     def __init__(self, gpus: Mapping[str, Mapping[GpuId, int]] | None = None) -> None:
-        self._gpus = {project: Counter(held) for project, held in (gpus or {}).items()}
+        self._gpus = {project: Counter(counts) for project, counts in (gpus or {}).items()}
 
     def copy(self) -> ProjectAffinity:
         return ProjectAffinity(self._gpus)
@@ -42,12 +42,12 @@ class ProjectAffinity:
     def change(self, before: AffinityHolder | None, after: AffinityHolder | None) -> None:
         """Replace one holding of a lease by another."""
         if before is not None and before.request.project:
-            left = self._gpus[before.request.project]
-            left.subtract(grant.gpu for grant in before.grants)
-            self._gpus[before.request.project] = +left
+            counts = self._gpus[before.request.project]
+            counts.subtract(grant.gpu for grant in before.grants)
+            self._gpus[before.request.project] = +counts
         if after is not None and after.request.project:
-            held = self._gpus.setdefault(after.request.project, Counter())
-            held.update(grant.gpu for grant in after.grants)
+            counts = self._gpus.setdefault(after.request.project, Counter())
+            counts.update(grant.gpu for grant in after.grants)
 
     def gpus(self, project: str) -> Collection[GpuId]:
         """Return the GPUs with leases of the project."""

@@ -35,18 +35,18 @@ class Ranking:
         """
         need, policy, answers, heap = self.need, self.policy, self._answers, self._heap
         least = 0 if need.models else need.least_permille
-        known: dict[int, Score | HostReason] = {}
+        by_twin: dict[int, Score | HostReason] = {}
         full = 0
         for at, free in enumerate(hosts):
             if free.top_permille < least:
                 answers.append(HostReason.GPUS)
                 full += 1
                 continue
-            answer = None if free.twin is None else known.get(free.twin)
+            answer = None if free.twin is None else by_twin.get(free.twin)
             if answer is None:
                 answer = rate(need, free, policy)
                 if free.twin is not None and not need.pinned:
-                    known[free.twin] = answer
+                    by_twin[free.twin] = answer
             answers.append(answer)
             if isinstance(answer, tuple):
                 heap.append((answer, at))
@@ -70,7 +70,9 @@ class Ranking:
             else:
                 heappush(self._heap, (answer, at))
         if len(self._heap) > 4 * len(hosts):
-            self._heap = [(one, at) for at, one in enumerate(self._answers) if isinstance(one, tuple)]
+            self._heap = [
+                (answer, at) for at, answer in enumerate(self._answers) if isinstance(answer, tuple)
+            ]
             heapify(self._heap)
 
     def best(self, skipped: Collection[int] = ()) -> Entry | None:

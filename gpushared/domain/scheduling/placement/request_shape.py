@@ -64,11 +64,11 @@ class Need:
 
     def on(self, gpu: Gpu) -> tuple[int, int]:
         """Return the memory bytes and compute permille that the request takes of such a GPU."""
-        known = self._sizes.get(gpu.leasable_bytes)
-        if known is None:
+        size = self._sizes.get(gpu.leasable_bytes)
+        if size is None:
             grant = need_on(self.request, gpu)
-            known = self._sizes[gpu.leasable_bytes] = (grant.memory_bytes, grant.compute_permille)
-        return known
+            size = self._sizes[gpu.leasable_bytes] = (grant.memory_bytes, grant.compute_permille)
+        return size
 
     def fits(self, capacity: FreeCapacity) -> bool:
         """Return True if the GPU can take its part.
