@@ -37,7 +37,7 @@ class CallThread:
         self._subject = subject
         self._timeout_seconds = timeout_seconds
         self._max_waiting = max_waiting
-        # The queue has two more places than callers may take, so that close() always finds room.
+        # The queue has room for two calls more than callers may make, so that close() always finds room.
         self._jobs: queue.Queue[_DriverCall | None] = queue.Queue(max_waiting + 2)
         self._thread: threading.Thread | None = None
         self._closed = False

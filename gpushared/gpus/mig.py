@@ -54,45 +54,43 @@ class MigInstances:
         self._seen: dict[GpuId, dict[GpuId, Instance]] = {}
 
     def look(self, gpu: GpuId, handle: Handle, *, split: bool) -> tuple[Instance, ...]:
-        """Return the instances of a GPU, by their place there."""
+        """Return the instances of a GPU, by their index there."""
         listed = self._list(handle, self._seen.get(gpu, {})) if split else ()
         self._seen[gpu] = {instance.id: instance for instance in listed}
         return listed
 
     def lost(self, gpu: GpuId, trouble: str) -> tuple[Instance, ...]:
         """Return the known instances of a GPU that does not answer now."""
-        known = self._seen.get(gpu, {}).values()
-        return tuple(replace(instance, handle=None, trouble=trouble) for instance in known)
+        instances = self._seen.get(gpu, {}).values()
+        return tuple(replace(instance, handle=None, trouble=trouble) for instance in instances)
 
-    def _list(self, gpu: Handle, known: dict[GpuId, Instance]) -> tuple[Instance, ...]:
-        places = self._driver.max_mig_devices(gpu)
-        handles = [(place, self._driver.mig_handle(gpu, place)) for place in range(places)]
-        there = [(place, handle) for place, handle in handles if handle is not None]
-        found = [self._identify(gpu, handle, place, places, known) for place, handle in there]
-        crowd = Counter(instance.gpu_instance for instance in found)
+    def _list(self, gpu: Handle, seen: dict[GpuId, Instance]) -> tuple[Instance, ...]:
+        count = self._driver.max_mig_devices(gpu)
+        handles = [(index, self._driver.mig_handle(gpu, index)) for index in range(count)]
+        instances = [
+            self._identify(gpu, handle, index, count, seen) for index, handle in handles if handle is not None
+        ]
+        crowd = Counter(instance.gpu_instance for instance in instances)
         return tuple(
             replace(instance, trouble=_SHARED if _shares_memory(instance, crowd) else None)
-            for instance in found
+            for instance in instances
         )
 
     def _identify(
-        self, gpu: Handle, handle: Handle, place: int, places: int, known: dict[GpuId, Instance]
+        self, gpu: Handle, handle: Handle, index: int, count: int, seen: dict[GpuId, Instance]
     ) -> Instance:
-        """Identify an instance.
-
-        Its fixed facts are read once, because only its place and its handle change.
-        """
+        """Describe an instance; its fixed facts are read once, because only its index and its handle change."""
         uuid = GpuId(self._driver.uuid(handle))
-        old = known.get(uuid)
+        old = seen.get(uuid)
         if old is not None:
-            return replace(old, mig=replace(old.mig, index=place), handle=handle)
+            return replace(old, mig=replace(old.mig, index=index), handle=handle)
         name = self._driver.name(handle)
         slices = self._driver.compute_slices(handle)
         mig = MigInstance(
-            index=place,
+            index=index,
             profile=name.rpartition(" MIG ")[2],
             memory_permille=self._memory_permille(gpu, handle),
-            compute_permille=0 if slices is None else min(slices, places) * WHOLE_PERMILLE // max(1, places),
+            compute_permille=0 if slices is None else min(slices, count) * WHOLE_PERMILLE // max(1, count),
         )
         return Instance(uuid, name, mig, self._driver.gpu_instance(handle), handle)
 

@@ -146,13 +146,13 @@ class NvmlGpus:
 
     def _on_gpu(self, gpu: GpuId, work: Callable[[NvmlDriver, Handle], T]) -> T:
         try:
-            found = next((device for device in self._open() if device.id == gpu), None)
-            if found is None or found.handle is None:
-                trouble = None if found is None else found.trouble
-                raise GpusUnavailable(
-                    trouble or f"there is no GPU {gpu}", hint="`gpushare gpus` lists what there is"
-                )
-            return work(self._driver, found.handle)
+            device = next((device for device in self._open() if device.id == gpu), None)
+            if device is not None and device.handle is not None:
+                return work(self._driver, device.handle)
+            trouble = None if device is None else device.trouble
+            raise GpusUnavailable(
+                trouble or f"there is no GPU {gpu}", hint="`gpushare gpus` lists what there is"
+            )
         except DriverError as error:
             if error.code in DRIVER_AWAY:
                 self._shut()
@@ -246,20 +246,21 @@ class NvmlGpus:
         """Return the GPU as MIG leaves it, then its instances."""
         if device.handle is None:
             lost = self._mig.lost(device.id, device.trouble or _GONE)
-            return (device, *(_instance(each, device) for each in lost))
+            return (device, *(_instance(instance, device) for instance in lost))
         try:
             split = bool(self._driver.mig(device.handle))
-            found = self._mig.look(device.id, device.handle, split=split)
+            instances = self._mig.look(device.id, device.handle, split=split)
         except DriverError as error:
             if error.code in DRIVER_AWAY:
                 raise
             # The look at the GPU itself will report the same.
             lost = self._mig.lost(device.id, error.trouble.sentence)
             gone = replace(device, lost=error.code in GPU_AWAY)
-            return (device, *(_instance(each, gone) for each in lost))
-        empty = split and not any(instance.handle is not None for instance in found)
+            return (device, *(_instance(instance, gone) for instance in lost))
+        empty = split and not any(instance.handle is not None for instance in instances)
         trouble = no_instances(device.index) if empty else None
-        return (replace(device, split=split, trouble=trouble), *(_instance(each, device) for each in found))
+        gpu = replace(device, split=split, trouble=trouble)
+        return (gpu, *(_instance(instance, device) for instance in instances))
 
     # --- the session with NVML ---
 
@@ -331,15 +332,15 @@ def _recognise(device: _Device, missing: dict[GpuId, _Device]) -> _Device:
     return replace(device, lost=False)  # no lease was ever on this device
 
 
-def _instance(found: Instance, gpu: _Device) -> _Device:
+def _instance(instance: Instance, gpu: _Device) -> _Device:
     return _Device(
-        id=found.id,
+        id=instance.id,
         index=gpu.index,
-        name=found.name,
-        handle=found.handle,
-        trouble=found.trouble,
+        name=instance.name,
+        handle=instance.handle,
+        trouble=instance.trouble,
         parent=gpu.id,
-        mig=found.mig,
+        mig=instance.mig,
         lost=gpu.lost,
     )
 

@@ -7,9 +7,10 @@ process has one driver at a time.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Any, TypeVar
 
 import pynvml
@@ -86,7 +87,7 @@ class DriverTrouble:
         return f"{self.message} ({self.hint})"
 
 
-_TROUBLES = {
+_TROUBLES: Mapping[int, DriverTrouble] = {
     NvmlCode.UNINITIALIZED: DriverTrouble("NVML was shut down", "it is opened again with the next call"),
     NvmlCode.NOT_SUPPORTED: DriverTrouble(
         "The NVIDIA driver does not support this", "a newer driver may; see `nvidia-smi -q`"
@@ -139,8 +140,7 @@ class DriverError(Exception):
 
     @property
     def trouble(self) -> DriverTrouble:
-        known = _TROUBLES.get(NvmlCode(self.code)) if self.code in list(NvmlCode) else None
-        return known or DriverTrouble(
+        return _TROUBLES.get(self.code) or DriverTrouble(
             f"The NVIDIA driver answered {self.function} with error {self.code}",
             "`dmesg` may tell why (NVRM, Xid); see also `nvidia-smi`",
         )
@@ -266,10 +266,10 @@ class NvmlDriver:
         """Return the most MIG devices that the GPU can have: 7, or 4 on smaller ones; 0 if it has no MIG."""
         return _figure(lambda: int(_ask("nvmlDeviceGetMaxMigDeviceCount", handle))) or 0
 
-    def mig_handle(self, handle: Handle, place: int) -> Handle | None:
-        """Return the MIG device in that place; None if there is none, and places in between may be empty."""
+    def mig_handle(self, handle: Handle, index: int) -> Handle | None:
+        """Return the MIG device of an index; None if there is none, and indexes in between may be empty."""
         try:
-            return _ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+            return _ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
         except DriverError as error:
             if error.code in (NvmlCode.NOT_FOUND, NvmlCode.NOT_SUPPORTED):
                 return None
@@ -397,14 +397,14 @@ class NvmlDriver:
         """
         # The clients are read last: a client that comes in between is then no process without MPS.
         lists = {kind: _process_list(kind, handle) for kind in _PROCESS_KINDS}
-        found: dict[int, int | None] = {}
-        for process in (one for listed in lists.values() for one in listed or ()):
-            known, used = found.get(process.pid), process.usedGpuMemory
-            found[process.pid] = used if known is None else max(known, used or 0)
+        memory_by_pid: dict[int, int | None] = {}
+        for process in chain.from_iterable(listed or () for listed in lists.values()):
+            largest, used = memory_by_pid.get(process.pid), process.usedGpuMemory
+            memory_by_pid[process.pid] = used if largest is None else max(largest, used or 0)
         compute, mps = _pids(lists["Compute"]), _pids(lists["MPSCompute"])
         return tuple(
             GpuProcess(pid, memory_bytes, _is_mps_client(pid, compute, mps))
-            for pid, memory_bytes in sorted(found.items())
+            for pid, memory_bytes in sorted(memory_by_pid.items())
         )
 
 
@@ -413,7 +413,7 @@ def _busiest(sample: Any) -> float:
 
     Drivers were seen to report wrong figures above 100.
     """
-    percent = max(int(each) for each in (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil))
+    percent = max(map(int, (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)))
     return min(100, percent) / 100
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpushared.domain.model.errors import GpusUnavailable
@@ -17,7 +17,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 TRIAL_CGROUP = "gpushare-trial"
 TRIAL_BYTES = 2**30
 
-_NO_LIMITS = {
+_NO_LIMITS: Mapping[int, str] = {
     **dict.fromkeys(OLD_DRIVER, "the driver has no memory limits for cgroups (release 615 brings them)"),
     NvmlCode.NO_PERMISSION: "the driver sets memory limits for root only",
     NvmlCode.NOT_SUPPORTED: "the driver does not support memory limits on this machine",
@@ -70,9 +70,7 @@ class NvmlMemoryLimits:
                 _limit(driver, handle, cgroup, TRIAL_BYTES)
                 _set(driver, handle, cgroup, NO_MEMORY_LIMIT)
         except DriverError as error:
-            return (
-                _NO_LIMITS.get(NvmlCode(error.code)) if error.code in _NO_LIMITS else error.trouble.sentence
-            )
+            return _NO_LIMITS.get(error.code, error.trouble.sentence)
         except GpusUnavailable as error:
             return str(error)
         except OSError as error:

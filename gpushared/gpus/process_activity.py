@@ -35,11 +35,11 @@ class ProcessActivity:
         self, gpu: GpuId, handle: Handle, processes: Sequence[GpuProcess]
     ) -> tuple[GpuProcess, ...]:
         """Return the processes with their ``utilization_ratio``."""
-        used = self._driver.process_use(handle, self._since(gpu)) if processes else None
-        if used is None:
+        uses = self._driver.process_use(handle, self._since(gpu)) if processes else None
+        if uses is None:
             return tuple(processes)
-        self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(use.at_us for use in used), 0)
-        ratios = _largest_ratios(used)
+        self._seen_us[gpu] = max(self._seen_us.get(gpu, 0), *(use.at_us for use in uses), 0)
+        ratios = _largest_ratios(uses)
         return tuple(replace(process, utilization_ratio=_ratio(process, ratios)) for process in processes)
 
     def _since(self, gpu: GpuId) -> int:
@@ -54,8 +54,8 @@ def _ratio(process: GpuProcess, ratios: dict[int, float]) -> float | None:
     return ratio if ratio or process.mps_client is False else None
 
 
-def _largest_ratios(used: Sequence[ProcessUse]) -> dict[int, float]:
+def _largest_ratios(uses: Sequence[ProcessUse]) -> dict[int, float]:
     ratios: dict[int, float] = {}
-    for use in used:
+    for use in uses:
         ratios[use.pid] = max(ratios.get(use.pid, 0.0), use.ratio)
     return ratios

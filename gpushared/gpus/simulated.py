@@ -156,7 +156,7 @@ class SimulatedGpus:
         while self._xids:
             gpu, number = self._xids.popleft()
             xids.setdefault(gpu, []).append(number)
-        return tuple(replace(one, xids=tuple(xids.get(one.gpu, ()))) for one in readings)
+        return tuple(replace(reading, xids=tuple(xids.get(reading.gpu, ()))) for reading in readings)
 
     async def close(self) -> None:
         await self._thread.close(lambda: None)
@@ -255,15 +255,15 @@ class SimulatedGpus:
 
     def _gpu(self, index: int, mig_index: int | None = None) -> _SimulatedGpu:
         label = str(index) if mig_index is None else f"{index}:{mig_index}"
-        found = next((gpu for gpu in self._gpus if gpu.label == label), None)
-        if found is None:
+        gpu = next((gpu for gpu in self._gpus if gpu.label == label), None)
+        if gpu is None:
             labels = [gpu.label for gpu in self._gpus]
             raise RequestError(f"There is no simulated GPU {label}", hint=f"there are {', '.join(labels)}")
-        return found
+        return gpu
 
     def _change(self, gpu: _SimulatedGpu) -> None:
         """Replace the tuple as a whole, so that the thread always sees a consistent state."""
-        self._gpus = tuple(gpu if one.id == gpu.id else one for one in self._gpus)
+        self._gpus = tuple(gpu if other.id == gpu.id else other for other in self._gpus)
 
     # --- on the thread ---
 
@@ -367,33 +367,35 @@ def _make_gpus(models: tuple[SimulatedModel, ...], machine: str) -> tuple[_Simul
 
     The UUIDs depend on the machine too: nodes of a pool must not have GPUs of the same name.
     """
-    made: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     gpus: list[_SimulatedGpu] = []
-    for index, wanted in enumerate(models):
-        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{wanted.model}:{made[wanted.model]}')}")
-        made[wanted.model] += 1
+    for index, simulated in enumerate(models):
+        number = counts[simulated.model]
+        counts[simulated.model] += 1
+        gpu_id = GpuId(f"GPU-{uuid.uuid5(_UUID_SPACE, f'{machine}{simulated.model}:{number}')}")
         gpu = _SimulatedGpu(
             gpu_id,
             index,
-            MODELS[wanted.model],
-            split=wanted.instances is not None,
-            link_group=wanted.link_group,
+            MODELS[simulated.model],
+            split=simulated.instances is not None,
+            link_group=simulated.link_group,
         )
-        gpus += [gpu, *(_instance(gpu, place, name) for place, name in enumerate(wanted.instances or ()))]
+        gpus.append(gpu)
+        gpus += [_instance(gpu, mig_index, name) for mig_index, name in enumerate(simulated.instances or ())]
     return tuple(gpus)
 
 
-def _instance(gpu: _SimulatedGpu, place: int, profile_name: str) -> _SimulatedGpu:
+def _instance(gpu: _SimulatedGpu, mig_index: int, profile_name: str) -> _SimulatedGpu:
     profile = gpu.model.profile(profile_name)
     assert profile is not None, "checked when it was read"
     mig = MigInstance(
-        place,
+        mig_index,
         profile.name,
         memory_permille=profile.memory_slices * WHOLE_PERMILLE // MEMORY_SLICES,
         compute_permille=profile.compute_slices * WHOLE_PERMILLE // MIG_SLICES,
     )
     model = Model(f"{gpu.model.name} MIG {profile.name}", profile.total_mib, 0, 0.0, 0.0)
-    instance_id = GpuId(f"MIG-{uuid.uuid5(_UUID_SPACE, f'{gpu.id}:{place}:{profile.name}')}")
+    instance_id = GpuId(f"MIG-{uuid.uuid5(_UUID_SPACE, f'{gpu.id}:{mig_index}:{profile.name}')}")
     return _SimulatedGpu(instance_id, gpu.index, model, parent=gpu.id, mig=mig)
 
 
@@ -413,10 +415,10 @@ class SimulatedCheckpoints:
 
     async def save(self, pids: Collection[int]) -> None:
         for pid in sorted(pids):
-            held = self._gpus.held_by(pid)
-            if held:
-                self._saved[pid] = held
-                for index in held:
+            bytes_by_gpu = self._gpus.held_by(pid)
+            if bytes_by_gpu:
+                self._saved[pid] = bytes_by_gpu
+                for index in bytes_by_gpu:
                     self._gpus.set_processes(index, {pid: 0})
 
     async def restore(self, pids: Collection[int]) -> None:

@@ -116,30 +116,31 @@ def _parse_part(part: str, first: int) -> tuple[SimulatedModel, ...]:
     linked = int(match["linked"] or 0)
     if match["linked"] and not 1 <= linked <= MAX_GPUS:
         raise _bad_spec(f"{part!r} links {linked} GPUs with each other")
-    groups = [first + place // linked * linked if linked else None for place in range(count)]
+    groups = [first + number // linked * linked if linked else None for number in range(count)]
     return tuple(SimulatedModel(model, instances, group) for group in groups)
 
 
 def _parse_instances(model: str, text: str) -> tuple[str, ...]:
-    found: list[Profile] = []
-    for word in text.split("+"):
-        match = _INSTANCES.fullmatch(word)
+    profiles: list[Profile] = []
+    for item in text.split("+"):
+        match = _INSTANCES.fullmatch(item)
         profile = MODELS[model].profile(match["profile"]) if match else None
         if match is None or profile is None:
-            known = ", ".join(profile.name for profile in MODELS[model].profiles)
+            names = ", ".join(profile.name for profile in MODELS[model].profiles)
             raise RequestError(
-                f"{word[:40]!r} is no MIG profile of a simulated {model}",
-                hint=f"there are {known}" if known else "it has no MIG; a100 and h100 do",
+                f"{item[:40]!r} is no MIG profile of a simulated {model}",
+                hint=f"there are {names}" if names else "it has no MIG; a100 and h100 do",
             )
-        found += [profile] * int(match["count"] or 1)
-    compute, memory = sum(part.compute_slices for part in found), sum(part.memory_slices for part in found)
-    if not found or compute > MIG_SLICES or memory > MEMORY_SLICES:
+        profiles += [profile] * int(match["count"] or 1)
+    compute = sum(profile.compute_slices for profile in profiles)
+    memory = sum(profile.memory_slices for profile in profiles)
+    if not profiles or compute > MIG_SLICES or memory > MEMORY_SLICES:
         raise RequestError(
             f"The MIG instances {text[:40]} do not fit on a {model}",
             hint=f"it has {MIG_SLICES} slices of compute and {MEMORY_SLICES} of memory, "
             f"not {compute} and {memory}",
         )
-    return tuple(profile.name for profile in found)
+    return tuple(profile.name for profile in profiles)
 
 
 def _bad_spec(message: str) -> RequestError:

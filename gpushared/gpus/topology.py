@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpushared.gpus.nvml_driver import GPU_AWAY, DriverError, Handle, NvmlDriver
 
-Joined = Callable[[Handle, Handle], bool | None]
+AreJoined = Callable[[Handle, Handle], bool | None]
 
 
 def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, int]:
@@ -21,12 +21,12 @@ def link_groups(driver: NvmlDriver, handles: Mapping[int, Handle]) -> dict[int, 
     return {**linked, **near}
 
 
-def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
+def _groups(handles: Mapping[int, Handle], are_joined: AreJoined) -> dict[int, int]:
     """Return the group of each GPU that reports links: the lowest index of the GPUs joined to it, even indirectly."""
     groups: dict[int, int] = {}
     for at, handle in handles.items():
         for other in [index for index in handles if index < at]:
-            answer = _are_joined(joined, handle, handles[other])
+            answer = _are_joined(are_joined, handle, handles[other])
             if answer is None:
                 continue
             groups.setdefault(other, other)
@@ -37,13 +37,13 @@ def _groups(handles: Mapping[int, Handle], joined: Joined) -> dict[int, int]:
     return groups
 
 
-def _are_joined(joined: Joined, handle: Handle, other: Handle) -> bool | None:
+def _are_joined(are_joined: AreJoined, handle: Handle, other: Handle) -> bool | None:
     """Return True if two GPUs are joined; None if the driver does not report it or a GPU is lost.
 
     The next call to the lost GPU reports the loss.
     """
     try:
-        return joined(handle, other)
+        return are_joined(handle, other)
     except DriverError as error:
         if error.code in GPU_AWAY:
             return None

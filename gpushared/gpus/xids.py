@@ -82,11 +82,11 @@ class XidWatch:
 
     def add_xids(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
         """Return the readings with the collected XIDs, which are then forgotten."""
-        found: dict[GpuId, list[int]] = {}
+        xids: dict[GpuId, list[int]] = {}
         for _ in range(len(self._kept)):
             gpu, number = self._kept.popleft()
-            found.setdefault(gpu, []).append(number)
-        return tuple(replace(one, xids=tuple(found.get(one.gpu, ()))) for one in readings)
+            xids.setdefault(gpu, []).append(number)
+        return tuple(replace(reading, xids=tuple(xids.get(reading.gpu, ()))) for reading in readings)
 
 
 def _address(handle: Handle) -> int:

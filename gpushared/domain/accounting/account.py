@@ -15,9 +15,9 @@ MIB_MS_PER_GIB_HOUR = 1024 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Sum what was held and what was used of it.
+    """Sum the held parts of GPUs, and their use.
 
-    ``held_...`` counts what was held, seen or not. A minute of a lease on a GPU is *active* if a kernel of
+    ``held_...`` counts all that was held, seen or not. A minute of a lease on a GPU is *active* if a kernel of
     the lease ran in it, and *idle* if none did; time without a sample is neither. ``used_permille_ms`` is the
     held compute times the part of the time in which kernels ran. ``memory_seen_mib_ms`` is the held memory in
     the time for which ``memory_used_mib_ms`` is known.
@@ -77,7 +77,7 @@ class Account:
         return self.memory_used_mib_ms / self.memory_seen_mib_ms if self.memory_seen_mib_ms else None
 
 
-_NAMES = tuple(one.name for one in fields(Account))
+_NAMES = tuple(field.name for field in fields(Account))
 
 
 def too_big_permille_ms(active_permille_ms: int, held_mib: float, peak_mib: int | None) -> int:

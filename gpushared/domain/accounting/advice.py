@@ -114,19 +114,19 @@ def _idle(course: Course) -> Note | None:
 
 
 def _memory(course: Course) -> Note | None:
-    peak, held, account = course.peak_mib, course.held_mib, course.account
-    if not peak or not held or account.memory_seen_mib_ms < held * LEAST_RUN_MS:
+    peak_mib, held_mib, account = course.peak_mib, course.held_mib, course.account
+    if not peak_mib or not held_mib or account.memory_seen_mib_ms < held_mib * LEAST_RUN_MS:
         return None
-    of_held = f"{format_memory(peak * MIB)} of {format_memory(held * MIB)}"
-    if peak > held * NEAR_LIMIT_RATIO:
-        more = nice_memory_mib(held / course.gpu_count * MARGIN_RATIO)
+    of_held = f"{format_memory(peak_mib * MIB)} of {format_memory(held_mib * MIB)}"
+    if peak_mib > held_mib * NEAR_LIMIT_RATIO:
+        more = nice_memory_mib(held_mib / course.gpu_count * MARGIN_RATIO)
         return Note(
             NoteKind.MEMORY_NEAR_LIMIT,
             f"it used {of_held}: a little more, and it would have been over its limit",
             f"--gpu-memory {_size(more)}",
         )
-    nice = nice_memory_mib(peak / course.gpu_count * MARGIN_RATIO)
-    if nice * course.gpu_count > held * MUCH_UNUSED_RATIO:
+    nice = nice_memory_mib(peak_mib / course.gpu_count * MARGIN_RATIO)
+    if nice * course.gpu_count > held_mib * MUCH_UNUSED_RATIO:
         return None
     mend = f"--gpu-memory {_size(nice)}"
     earlier = 0 if course.queue is None else earlier_ms(course.queue, nice)

@@ -37,25 +37,29 @@ def curve(samples: Sequence[UseSample], since_ms: int, until_ms: int, count: int
     than a piece, as an hour is, stands for all its pieces.
     """
     if samples:
-        first_ms = min(one.at_ms for one in samples)
+        first_ms = min(sample.at_ms for sample in samples)
         since_ms = first_ms + (since_ms - first_ms) // MINUTE_MS * MINUTE_MS
     step = max(MINUTE_MS, -(-(until_ms - since_ms) // count))
     pieces: dict[int, list[UseSample]] = {}
-    for one in samples:
-        for at_ms in range(max(one.at_ms, since_ms), one.at_ms + one.length_ms, step):
-            pieces.setdefault((at_ms - since_ms) // step, []).append(one)
+    for sample in samples:
+        for at_ms in range(max(sample.at_ms, since_ms), sample.at_ms + sample.length_ms, step):
+            pieces.setdefault((at_ms - since_ms) // step, []).append(sample)
     total = max(1, -(-(until_ms - since_ms) // step))
     return [_point(since_ms + number * step, pieces.get(number, [])) for number in range(total)]
 
 
 def _point(at_ms: int, samples: Sequence[UseSample]) -> CurvePoint:
-    used = [(one.use_mean_ratio, one.seen_seconds) for one in samples if one.use_mean_ratio is not None]
+    used = [
+        (sample.use_mean_ratio, sample.seen_seconds)
+        for sample in samples
+        if sample.use_mean_ratio is not None
+    ]
     seen = sum(seconds for _, seconds in used)
-    memory = [one.memory_mean_mib for one in samples if one.memory_mean_mib is not None]
+    memory = [sample.memory_mean_mib for sample in samples if sample.memory_mean_mib is not None]
     return CurvePoint(
         at_ms,
         sum(ratio * seconds for ratio, seconds in used) / seen if seen else None,
-        max((one.use_max_ratio for one in samples if one.use_max_ratio is not None), default=None),
+        max((sample.use_max_ratio for sample in samples if sample.use_max_ratio is not None), default=None),
         sum(memory) / len(memory) if memory else None,
     )
 
@@ -67,9 +71,9 @@ def idle_at_end_ms(samples: Iterable[UseSample], since_ms: int, until_ms: int) -
     """
     idle_since = until_ms
     # Of samples at the same time, on several GPUs, those that are not idle come first.
-    for one in sorted(samples, key=lambda one: (one.at_ms, one.use_max_ratio != 0), reverse=True):
-        is_near = idle_since - (one.at_ms + one.length_ms) <= one.length_ms
-        if one.use_max_ratio is None or one.use_max_ratio > 0 or not is_near:
+    for sample in sorted(samples, key=lambda sample: (sample.at_ms, sample.use_max_ratio != 0), reverse=True):
+        is_near = idle_since - (sample.at_ms + sample.length_ms) <= sample.length_ms
+        if sample.use_max_ratio is None or sample.use_max_ratio > 0 or not is_near:
             break
-        idle_since = one.at_ms
+        idle_since = sample.at_ms
     return max(0, until_ms - max(since_ms, idle_since))

@@ -26,18 +26,18 @@ class Week:
 
 
 def digest(
-    project: str, week: Week, held: Collection[Accounted], waited: Collection[Waited]
+    project: str, week: Week, accounted: Collection[Accounted], waited: Collection[Waited]
 ) -> tuple[str, ...]:
     """Return the sentences, the first one on what was used; ``project`` is empty for the whole machine."""
     options = f"--since {week.first_day} --until {week.next_day}"
     options = f"--project {project} {options}" if project else options
-    who = project or "this machine"
-    total = summed(held)
+    subject = project or "this machine"
+    total = summed(accounted)
     account, leases = total.account, len(total.leases)
     ratio = account.use_of_held_ratio
     used = "" if ratio is None else f"; kernels ran in {ratio:.0%} of the time that was seen"
     noun = "lease" if leases == 1 else "leases"
-    held_text = f"{leases} {noun} of {who} held {account.gpu_hours:.1f} GPU hours{used}"
+    held_text = f"{leases} {noun} of {subject} held {account.gpu_hours:.1f} GPU hours{used}"
     lines = [f"in the week from {week.first_day} {held_text}: `gpushare usage {options}`"]
     if account.idle_hours >= LEAST_HOURS:
         lines.append(
@@ -53,7 +53,7 @@ def digest(
 
 
 def _waits(waited: Collection[Waited], options: str) -> tuple[str, ...]:
-    lengths = sorted(float(one.waited_ms) for one in waited if one.waited_ms >= LEAST_WAIT_MS)
+    lengths = sorted(float(row.waited_ms) for row in waited if row.waited_ms >= LEAST_WAIT_MS)
     if not lengths:
         return ()
     total, half, most = (

@@ -105,9 +105,9 @@ class Group:
     account: Account = field(default_factory=Account)
     leases: set[tuple[int, str]] = field(default_factory=set)
 
-    def add(self, one: Accounted) -> None:
-        self.account += one.account
-        self.leases.add((one.source, one.lease))
+    def add(self, row: Accounted) -> None:
+        self.account += row.account
+        self.leases.add((row.source, row.lease))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ class Window:
 def summed(rows: Iterable[Accounted], key: str = "") -> Group:
     """Return the sum of all rows as one group."""
     group = Group(key)
-    for one in rows:
-        group.add(one)
+    for row in rows:
+        group.add(row)
     return group
 
 
@@ -146,26 +146,26 @@ def grouped(rows: Iterable[Accounted], by: Grouping) -> list[Group]:
     """Sum rows by a name, the most held first. Days and weeks are summed by ``windows`` instead."""
     name = _name_of(by)
     groups: dict[str, Group] = {}
-    for one in rows:
-        key = name(one)
-        groups.setdefault(key, Group(key)).add(one)
+    for row in rows:
+        key = name(row)
+        groups.setdefault(key, Group(key)).add(row)
     return sorted(groups.values(), key=lambda group: (-group.account.held_permille_ms, group.key))
 
 
 def _name_of(by: Grouping) -> Callable[[Accounted], str]:
     match by:
         case Grouping.USER:
-            return lambda one: one.owner
+            return lambda row: row.owner
         case Grouping.PROJECT:
-            return lambda one: one.project
+            return lambda row: row.project
         case Grouping.CLASS:
-            return lambda one: one.lease_class
+            return lambda row: row.lease_class
         case Grouping.GPU:
-            return lambda one: f"{one.node}/{one.gpu_label}"
+            return lambda row: f"{row.node}/{row.gpu_label}"
         case Grouping.NODE:
-            return lambda one: one.node
+            return lambda row: row.node
         case Grouping.MODEL:
-            return lambda one: one.model
+            return lambda row: row.model
         case Grouping.DAY | Grouping.WEEK:
             raise ValueError("days and weeks are windows")
         case _:
@@ -188,63 +188,63 @@ def grouped_waits(rows: Iterable[Waited], by: WaitGrouping, zone: tzinfo | None 
 
     By reason a request counts in each group that it waited for, with the time that it waited for it.
     """
-    found: dict[str, list[tuple[int, bool]]] = {}
+    waits_by_key: dict[str, list[tuple[int, bool]]] = {}
     order: dict[str, int] = {}
-    for one in rows:
-        for key, ms, rank in _waits_of(one, by, zone):
-            found.setdefault(key, []).append((ms, one.waits_still))
+    for row in rows:
+        for key, ms, rank in _waits_of(row, by, zone):
+            waits_by_key.setdefault(key, []).append((ms, row.waits_still))
             order[key] = rank
-    groups = [wait_group(key, waits) for key, waits in found.items()]
+    groups = [wait_group(key, waits) for key, waits in waits_by_key.items()]
     return sorted(groups, key=lambda group: (order[group.key], -group.total_ms, group.key))
 
 
 def wait_group(key: str, waits: Iterable[tuple[int, bool]]) -> WaitGroup:
     """Count requests, each with its wait in milliseconds, and True if it waits still."""
-    known = list(waits)
-    lengths = sorted(float(ms) for ms, _ in known)
+    entries = list(waits)
+    lengths = sorted(float(ms) for ms, _ in entries)
     p50, p90, p99 = (round(percentile(lengths, ratio)) if lengths else 0 for ratio in (0.5, 0.9, 0.99))
     return WaitGroup(
         key,
-        len(known),
-        sum(1 for ms, _ in known if ms > 0),
-        sum(1 for _, still in known if still),
+        len(entries),
+        sum(1 for ms, _ in entries if ms > 0),
+        sum(1 for _, still in entries if still),
         p50,
         p90,
         p99,
-        max((ms for ms, _ in known), default=0),
-        sum(ms for ms, _ in known),
+        max((ms for ms, _ in entries), default=0),
+        sum(ms for ms, _ in entries),
     )
 
 
-def _waits_of(one: Waited, by: WaitGrouping, zone: tzinfo | None) -> Iterable[tuple[str, int, int]]:
+def _waits_of(row: Waited, by: WaitGrouping, zone: tzinfo | None) -> Iterable[tuple[str, int, int]]:
     """Return the groups of a request, each with its milliseconds and the group's place in the order."""
     match by:
         case WaitGrouping.CLASS:
-            return [(one.lease_class, one.waited_ms, 0)]
+            return [(row.lease_class, row.waited_ms, 0)]
         case WaitGrouping.SIZE:
-            key, rank = size_class(one.gpu_count, one.memory_bytes, one.share_permille)
-            return [(key, one.waited_ms, rank)]
+            key, rank = size_class(row.gpu_count, row.memory_bytes, row.share_permille)
+            return [(key, row.waited_ms, rank)]
         case WaitGrouping.HOUR:
-            began = datetime.fromtimestamp(one.began_ms / 1000, zone)
-            return [(began.strftime("%a %H:00"), one.waited_ms, began.weekday() * 24 + began.hour)]
+            began = datetime.fromtimestamp(row.began_ms / 1000, zone)
+            return [(began.strftime("%a %H:00"), row.waited_ms, began.weekday() * 24 + began.hour)]
         case WaitGrouping.REASON:
-            return [(reason, ms, 0) for reason, ms in _reasons_in_time(one).items()]
+            return [(reason, ms, 0) for reason, ms in _reasons_in_time(row).items()]
         case WaitGrouping.USER:
-            return [(one.owner, one.waited_ms, 0)]
+            return [(row.owner, row.waited_ms, 0)]
         case WaitGrouping.PROJECT:
-            return [(one.project, one.waited_ms, 0)]
+            return [(row.project, row.waited_ms, 0)]
         case WaitGrouping.NODE:
-            return [(one.node, one.waited_ms, 0)]
+            return [(row.node, row.waited_ms, 0)]
         case _:
             assert_never(by)
 
 
-def _reasons_in_time(one: Waited) -> Mapping[str, int]:
+def _reasons_in_time(row: Waited) -> Mapping[str, int]:
     """Return the reasons of the wait within the time: each has the part that the time has of the whole wait."""
-    whole = sum(one.reasons.values())
-    if one.waited_ms >= whole:
-        return one.reasons
-    parts = {reason: ms * one.waited_ms // whole for reason, ms in one.reasons.items()}
+    whole = sum(row.reasons.values())
+    if row.waited_ms >= whole:
+        return row.reasons
+    parts = {reason: ms * row.waited_ms // whole for reason, ms in row.reasons.items()}
     return {reason: ms for reason, ms in parts.items() if ms}
 
 
@@ -255,8 +255,8 @@ def size_class(gpu_count: int, memory_bytes: int | None, share_permille: int | N
         return (f"up to {most} GPUs" if most else f"over {GPU_COUNTS[-1]} GPUs"), 200 + (most or 99)
     if memory_bytes is not None:
         most = next((size for size in SIZES_GIB if memory_bytes <= size * GIB), 0)
-        words = f"up to {format_memory(most * GIB)}" if most else f"over {format_memory(SIZES_GIB[-1] * GIB)}"
-        return words, most or 99
+        text = f"up to {format_memory(most * GIB)}" if most else f"over {format_memory(SIZES_GIB[-1] * GIB)}"
+        return text, most or 99
     share = share_permille or WHOLE_PERMILLE
     most = next((size for size in SIZES_PERMILLE if share <= size), WHOLE_PERMILLE)
     return ("1 GPU" if most == WHOLE_PERMILLE else f"up to {most / WHOLE_PERMILLE:g} GPU"), 100 + most // 125

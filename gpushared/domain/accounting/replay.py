@@ -32,7 +32,7 @@ class GpuThen:
     """Hold a GPU's memory, and what others held of it while the lease waited."""
 
     memory_mib: int
-    held: Sequence[OthersPart]
+    parts: Sequence[OthersPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ def _room_since(queue: QueueThen, gpu: GpuThen, memory_mib: int) -> int:
     """Return since when the GPU had room for the request, without a break up to the lease's start."""
     permille = -(-memory_mib * WHOLE_PERMILLE // max(1, gpu.memory_mib))
     since = queue.started_ms
-    for start, end in reversed(list(_pieces(queue, gpu.held))):
-        beside = [held for held in gpu.held if held.start_ms < end and held.end_ms > start]
-        memory = sum(held.memory_mib for held in beside) + memory_mib
-        if memory > gpu.memory_mib or sum(held.permille for held in beside) + permille > WHOLE_PERMILLE:
+    for start, end in reversed(list(_pieces(queue, gpu.parts))):
+        beside = [part for part in gpu.parts if part.start_ms < end and part.end_ms > start]
+        memory = sum(part.memory_mib for part in beside) + memory_mib
+        if memory > gpu.memory_mib or sum(part.permille for part in beside) + permille > WHOLE_PERMILLE:
             break
         since = start
     return since
 
 
-def _pieces(queue: QueueThen, held: Sequence[OthersPart]) -> Iterable[tuple[int, int]]:
+def _pieces(queue: QueueThen, parts: Sequence[OthersPart]) -> Iterable[tuple[int, int]]:
     """Yield the pieces of the wait in which nothing changed."""
     first, last = queue.wait_began_ms, queue.started_ms
-    changes = {moment for one in held for moment in (one.start_ms, one.end_ms) if first < moment < last}
+    changes = {moment for part in parts for moment in (part.start_ms, part.end_ms) if first < moment < last}
     moments = sorted({first, last, *changes})
     return pairwise(moments)

@@ -64,40 +64,40 @@ class LeaseSummary:
 def summary_of(lease: Lease) -> LeaseSummary:
     """Return the summary of a lease as it is now."""
     state = lease.state
-    over = state if isinstance(state, Ended) else None
-    asked = lease.asked_first or lease.request
+    end = state if isinstance(state, Ended) else None
+    request = lease.asked_first or lease.request
     return LeaseSummary(
         lease.id,
         lease.owner_uid,
         lease.owner_name,
         lease.payer,
-        asked.lease_class.value,
+        request.lease_class.value,
         lease.image,
         lease.container_name,
         "" if lease.attempt is None else lease.attempt.job,
         0 if lease.attempt is None else lease.attempt.number,
         lease.coordinator,
-        len(asked.gpus) or asked.gpu_count,
-        asked.memory_bytes,
-        asked.memory_permille,
-        asked.compute_permille,
-        ",".join(sorted(asked.models)),
-        asked.isolation.value,
-        asked.priority,
-        asked.time_limit_seconds,
+        len(request.gpus) or request.gpu_count,
+        request.memory_bytes,
+        request.memory_permille,
+        request.compute_permille,
+        ",".join(sorted(request.models)),
+        request.isolation.value,
+        request.priority,
+        request.time_limit_seconds,
         lease.created_at,
-        None if over is None else over.at,
-        "" if over is None else outcome_kind(over.outcome),
-        "" if over is None else _words(over.outcome),
-        over.outcome.exit_code if over is not None and isinstance(over.outcome, Finished) else None,
+        None if end is None else end.at,
+        "" if end is None else outcome_kind(end.outcome),
+        "" if end is None else _outcome_text(end.outcome),
+        end.outcome.exit_code if end is not None and isinstance(end.outcome, Finished) else None,
         lease.preemption.count,
         lease.preemption.begun_anew,
         lease.health.restarts,
     )
 
 
-def _words(outcome: Outcome) -> str:
-    """Return a few words on an outcome that its kind does not say."""
+def _outcome_text(outcome: Outcome) -> str:
+    """Return the facts of an outcome that its kind does not tell."""
     match outcome:
         case Finished():
             return outcome.start_error
