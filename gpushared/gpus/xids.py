@@ -34,7 +34,7 @@ class XidWatch:
         self._events: Handle | None = None
         self._gpus: dict[int, GpuId] = {}
         self._unwatched: set[GpuId] = set()
-        self._kept: deque[tuple[GpuId, int]] = deque(maxlen=MAX_KEPT)
+        self._pending: deque[tuple[GpuId, int]] = deque(maxlen=MAX_KEPT)
 
     # --- on the thread ---
 
@@ -70,7 +70,7 @@ class XidWatch:
             if gpu is None:
                 log.warning("the driver reported XID %d of a GPU that it does not name", number)
             else:
-                self._kept.append((gpu, number))
+                self._pending.append((gpu, number))
 
     def close(self) -> None:
         events, self._events = self._events, None
@@ -83,8 +83,8 @@ class XidWatch:
     def add_xids(self, readings: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
         """Return the readings with the collected XIDs, which are then forgotten."""
         xids: dict[GpuId, list[int]] = {}
-        for _ in range(len(self._kept)):
-            gpu, number = self._kept.popleft()
+        for _ in range(len(self._pending)):
+            gpu, number = self._pending.popleft()
             xids.setdefault(gpu, []).append(number)
         return tuple(replace(reading, xids=tuple(xids.get(reading.gpu, ()))) for reading in readings)
 

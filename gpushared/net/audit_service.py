@@ -29,12 +29,10 @@ class AuditApi:
         self, message: audit_pb2.ListAuditRequest, caller: Caller
     ) -> audit_pb2.ListAuditResponse:
         """Return a page of lines, oldest first."""
-        wanted = _search(message, caller)
-        found = await self._audit.search(wanted)
-        newest = found[-1][0] if found else message.after
+        lines = await self._audit.search(_search(message, caller))
         return audit_pb2.ListAuditResponse(
-            lines=[_view(number, line) for number, line in found],
-            newest=newest,
+            lines=[_view(number, line) for number, line in lines],
+            newest=lines[-1][0] if lines else message.after,
             trouble=self._audit.trouble,
             simulated=self._simulated,
         )

@@ -80,10 +80,10 @@ class CallAudit:
         by: Origin,
     ) -> _AnswerT:
         """Make the call; write the line before the answer goes out."""
-        name, who = self.name_of(call), Asker(caller.uid, caller.name, by)
-        with self.auditing_refusal(name, message, who):
+        name, asker = self.name_of(call), Asker(caller.uid, caller.name, by)
+        with self.auditing_refusal(name, message, asker):
             answer = await call(message, caller)
-        self.answered(name, message, who, answer)
+        self.answered(name, message, asker, answer)
         return answer
 
     def name_of(self, call: Callable[..., Awaitable[Any]]) -> str:
@@ -91,40 +91,40 @@ class CallAudit:
         return self._names.get(call, "")
 
     @contextmanager
-    def auditing_refusal(self, name: str, message: object, who: Asker) -> Iterator[None]:
+    def auditing_refusal(self, name: str, message: object, asker: Asker) -> Iterator[None]:
         """Write a line if the call in the block is refused. ``name`` leaves out the API's name."""
         try:
             yield
         except GpushareError as error:
-            self.refused(name, message, who, error)
+            self.refused(name, message, asker, error)
             raise
 
-    def answered(self, name: str, message: object, who: Asker, answer: object = None) -> None:
+    def answered(self, name: str, message: object, asker: Asker, answer: object = None) -> None:
         """Write the line of an answered call, if it belongs in the audit.
 
         ``name`` leaves out the API's name.
         """
-        if name in ALWAYS or (name in ON_LEASES and _owner(answer) != who.uid):
-            self._write(name, message, who, text=f"made {_id(answer)}" if name in _MAKING else "")
+        if name in ALWAYS or (name in ON_LEASES and _owner(answer) != asker.uid):
+            self._write(name, message, asker, text=f"made {_id(answer)}" if name in _MAKING else "")
 
-    def refused(self, name: str, message: object, who: Asker, error: GpushareError) -> None:
+    def refused(self, name: str, message: object, asker: Asker, error: GpushareError) -> None:
         """Write the line of a call that is answered with an error, if it belongs in the audit."""
         if name in ALWAYS or isinstance(error, PermissionRefused | LimitReached):
-            self._write(name, message, who, error)
+            self._write(name, message, asker, error)
 
     def _write(
-        self, name: str, message: object, who: Asker, error: GpushareError | None = None, text: str = ""
+        self, name: str, message: object, asker: Asker, error: GpushareError | None = None, text: str = ""
     ) -> None:
         body = message.SerializeToString(deterministic=True) if isinstance(message, Message) else b""
         line = line_now(
-            who.uid,
-            who.user,
+            asker.uid,
+            asker.user,
             CALL,
             name,
-            origin=who.origin,
+            origin=asker.origin,
             name=_object_name(message),
             digest=digest_of(body),
-            text="; ".join(part for part in (text if error is None else error.message, who.note) if part),
+            text="; ".join(part for part in (text if error is None else error.message, asker.note) if part),
             error=error,
         )
         self._sink(line)

@@ -147,7 +147,7 @@ class CallAuthenticator:
             caller = await self._identities.caller_behind(peer, origin)
             asker = Asker(caller.uid, caller.name, origin)
             share = self._shares.of(self._identities.counted_as(peer.uid))
-            with self._audit.auditing_refusal(name, message, asker), share.held(_size(message)):
+            with self._audit.auditing_refusal(name, message, asker), share.holding(_size(message)):
                 async with share.request():
                     yield caller, asker
         except GpushareError as error:
@@ -171,13 +171,13 @@ def _leader(error: GpushareError) -> tuple[tuple[str, str | bytes], ...]:
     return (NOT_LEADER_METADATA, error.leader.encode()), (LEADER_EPOCH_METADATA, str(error.epoch))
 
 
-def error_of(error: grpc.aio.AioRpcError, who: str) -> GpushareError:
-    """Return the other side's error, or an error that ``who`` does not answer if it was not reached."""
+def error_of(error: grpc.aio.AioRpcError, subject: str) -> GpushareError:
+    """Return the other side's error, or an error that ``subject`` does not answer if it was not reached."""
     kind = kind_of_code(error.code().name.lower())
     details = error.details() or error.code().name
     hint = hint_of(error)
     if error.code() in NOT_REACHED and not hint:
-        return kind(f"{who} does not answer: {details}", hint="is it running, and are the clocks right?")
+        return kind(f"{subject} does not answer: {details}", hint="is it running, and are the clocks right?")
     return kind(details, hint=hint)
 
 

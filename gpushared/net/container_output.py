@@ -56,11 +56,11 @@ async def container_output(
         connection.close()
 
 
-def value_in(answer: Any, *places: int | str) -> Any:
-    """Return a value in a gate's answer, which may lack the place. Raises EngineUnavailable."""
+def value_in(answer: Any, *keys: int | str) -> Any:
+    """Return a value in a gate's answer, which may lack the keys. Raises EngineUnavailable."""
     try:
-        for place in places:
-            answer = answer[place]
+        for key in keys:
+            answer = answer[key]
     except (LookupError, TypeError) as error:
         raise EngineUnavailable("the node does not answer as Docker does") from error
     return answer
@@ -73,15 +73,15 @@ async def _plain(connection: EngineConnection) -> AsyncGenerator[jobs_pb2.LogChu
 
 async def _demultiplexed(connection: EngineConnection) -> AsyncGenerator[jobs_pb2.LogChunk, None]:
     """Yield each piece as it comes; a header's length is the node's claim, so nothing is buffered for it."""
-    waiting, stderr, left = bytearray(), False, 0
+    waiting, stderr, remaining = bytearray(), False, 0
     async for data in connection.chunks():
         waiting += data
-        while waiting and (left or len(waiting) >= HEADER.size):
-            if not left:
-                stream, left = HEADER.unpack_from(waiting)
+        while waiting and (remaining or len(waiting) >= HEADER.size):
+            if not remaining:
+                stream, remaining = HEADER.unpack_from(waiting)
                 stderr = stream == STDERR
                 del waiting[: HEADER.size]
-            if piece := bytes(waiting[:left]):
+            if piece := bytes(waiting[:remaining]):
                 yield jobs_pb2.LogChunk(data=piece, stderr=stderr)
-            del waiting[:left]
-            left -= len(piece)
+            del waiting[:remaining]
+            remaining -= len(piece)

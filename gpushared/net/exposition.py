@@ -66,8 +66,8 @@ class Metric:
     @property
     def unit(self) -> str:
         """Return the unit at the end of the name, or an empty text."""
-        word = self.family.rpartition("_")[2]
-        return word if word in UNITS else ""
+        ending = self.family.rpartition("_")[2]
+        return ending if ending in UNITS else ""
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ def format_of(accept: str) -> Format:
     """Return the format that an Accept header prefers; the older one if it says nothing."""
     qualities: dict[str, float] = {}
     for part in accept[:_MAX_ACCEPT].lower().split(","):
-        name, *parameters = (word.strip() for word in part.split(";"))
-        values = dict(word.partition("=")[::2] for word in parameters)
+        name, *parameters = map(str.strip, part.split(";"))
+        values = dict(parameter.partition("=")[::2] for parameter in parameters)
         if name == "application/openmetrics-text" and values.get("version", "1.0.0") != "1.0.0":
             continue
         qualities[name] = max(qualities.get(name, 0.0), _quality(values.get("q", "1")))
@@ -128,10 +128,10 @@ def _head(metric: Metric, form: Format) -> str:
 
 
 def _add_samples(lines: list[str], family: Family, hidden: frozenset[str]) -> None:
-    name, kept, form = _form_of(family.metric, hidden)
+    name, shown, form = _form_of(family.metric, hidden)
     samples = family.samples
-    if kept is not None:
-        samples = [(tuple(labels[place] for place in kept), value) for labels, value in samples]
+    if shown is not None:
+        samples = [(tuple(labels[index] for index in shown), value) for labels, value in samples]
     if family.metric.kind is Kind.HISTOGRAM:
         for labels, value in samples:
             assert isinstance(value, Distribution), "a histogram's values"
@@ -149,11 +149,11 @@ def _filled(form: str, labels: Labels) -> str:
 
 @lru_cache(maxsize=1024)
 def _form_of(metric: Metric, hidden: frozenset[str]) -> tuple[str, tuple[int, ...] | None, str]:
-    """Return a metric's name, the places of its labels that are shown (None: all), and the labels' form."""
-    kept = tuple(place for place, name in enumerate(metric.labels) if name not in hidden)
-    pairs = ",".join(f'{metric.labels[place]}="%s"' for place in kept)
-    is_whole = len(kept) == len(metric.labels)
-    return metric.name, None if is_whole else kept, f"{{{pairs}}}" if kept else ""
+    """Return a metric's name, the indexes of the labels that are shown (None: all), and the labels' form."""
+    shown = tuple(index for index, name in enumerate(metric.labels) if name not in hidden)
+    pairs = ",".join(f'{metric.labels[index]}="%s"' for index in shown)
+    is_whole = len(shown) == len(metric.labels)
+    return metric.name, None if is_whole else shown, f"{{{pairs}}}" if shown else ""
 
 
 def _add_buckets(lines: list[str], name: str, labels: str, value: Distribution) -> None:
@@ -176,7 +176,7 @@ def _number(value: Value) -> str:
 
 @lru_cache(maxsize=4096)
 def _escaped(text: str) -> str:
-    """Return a label's value, with what cannot be UTF-8 replaced."""
+    """Return a label's value, in which characters that cannot be UTF-8 are replaced."""
     if text.isascii() and not _TO_ESCAPE.search(text):
         return text
     return text.encode("utf-8", "replace").decode().translate(_ESCAPES)

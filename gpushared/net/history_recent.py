@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from gpushared.api.v1 import history_pb2
@@ -67,36 +68,36 @@ def read_time(message: history_pb2.RecentRequest, now: float) -> RecentTime:
 
 
 async def recent(
-    history: SqliteHistory, points: RecentPoints, asked: RecentTime, holders: HistoryFilter
+    history: SqliteHistory, points: RecentPoints, recent_time: RecentTime, holders: HistoryFilter
 ) -> list[history_pb2.RecentGpu]:
     """Return each GPU of the node. ``holders`` selects the leases that the caller may see."""
-    wanted = replace(holders, since_ms=asked.since_ms, until_ms=asked.until_ms)
-    held: dict[str, list[Holding]] = defaultdict(list)
-    for one in await history.holdings(wanted, MAX_HOLDINGS):
-        held[one.gpu].append(one)
+    holders = replace(holders, since_ms=recent_time.since_ms, until_ms=recent_time.until_ms)
+    by_gpu: dict[str, list[Holding]] = defaultdict(list)
+    for holding in await history.holdings(holders, MAX_HOLDINGS):
+        by_gpu[holding.gpu].append(holding)
     return [
         history_pb2.RecentGpu(
             uuid=gpu.id,
             label=gpu.label,
             name=gpu.model,
-            steps=steps(await _points(history, points, gpu.id, asked), asked.step_ms),
-            holdings=map(_holding, sorted(held[gpu.id], key=lambda one: one.since_ms)),
+            steps=steps(await _points(history, points, gpu.id, recent_time), recent_time.step_ms),
+            holdings=map(_holding, sorted(by_gpu[gpu.id], key=attrgetter("since_ms"))),
         )
         for gpu in points.gpus()
     ]
 
 
 async def _points(
-    history: SqliteHistory, points: RecentPoints, gpu: str, asked: RecentTime
+    history: SqliteHistory, points: RecentPoints, gpu: str, recent_time: RecentTime
 ) -> list[UsePoint]:
-    """Return what is in memory, and from the file the minutes before it: those before the daemon's start."""
-    newest = points.points(gpu, asked.since_ms)
-    until_ms = newest[0].at_ms if newest else asked.until_ms
-    minutes = await history.points(SeriesName("", gpu), asked.since_ms, until_ms)
+    """Return the points in memory, and before them those of the file: the minutes before the daemon's start."""
+    newest = points.points(gpu, recent_time.since_ms)
+    until_ms = newest[0].at_ms if newest else recent_time.until_ms
+    minutes = await history.points(SeriesName("", gpu), recent_time.since_ms, until_ms)
     before = (
-        UsePoint(one.at_ms, one.length_ms, one.minute.use_mean_ratio, one.minute.memory_mean_mib)
-        for one in minutes
-        if asked.since_ms <= one.at_ms < until_ms
+        UsePoint(point.at_ms, point.length_ms, point.minute.use_mean_ratio, point.minute.memory_mean_mib)
+        for point in minutes
+        if recent_time.since_ms <= point.at_ms < until_ms
     )
     return [*before, *newest]
 
@@ -109,27 +110,27 @@ def steps(points: Iterable[UsePoint], step_ms: int) -> list[history_pb2.RecentSt
     return [
         history_pb2.RecentStep(
             at=number * step_ms / MS_PER_SECOND,
-            use_ratio=_mean((one.length_ms, one.use_ratio) for one in found),
+            use_ratio=_mean((point.length_ms, point.use_ratio) for point in step_points),
             memory_used_bytes=None if memory is None else int64(round(memory * MIB)),
         )
-        for number, found in sorted(by_step.items())
-        for memory in (_mean((one.length_ms, one.memory_mib) for one in found),)
+        for number, step_points in sorted(by_step.items())
+        for memory in (_mean((point.length_ms, point.memory_mib) for point in step_points),)
     ]
 
 
 def _mean(weighted: Iterable[tuple[int, float | None]]) -> float | None:
-    known = [(weight, figure) for weight, figure in weighted if figure is not None]
-    weights = sum(weight for weight, _ in known)
-    return sum(weight * figure for weight, figure in known) / weights if weights else None
+    pairs = [(weight, figure) for weight, figure in weighted if figure is not None]
+    weights = sum(weight for weight, _ in pairs)
+    return sum(weight * figure for weight, figure in pairs) / weights if weights else None
 
 
-def _holding(one: Holding) -> history_pb2.RecentHolding:
+def _holding(holding: Holding) -> history_pb2.RecentHolding:
     return history_pb2.RecentHolding(
-        lease=one.lease,
-        owner=one.owner,
-        project=one.project,
-        since=one.since_ms / MS_PER_SECOND,
-        until=one.until_ms / MS_PER_SECOND,
-        share_permille=one.permille,
-        memory_bytes=int64(one.memory_mib * MIB),
+        lease=holding.lease,
+        owner=holding.owner,
+        project=holding.project,
+        since=holding.since_ms / MS_PER_SECOND,
+        until=holding.until_ms / MS_PER_SECOND,
+        share_permille=holding.permille,
+        memory_bytes=int64(holding.memory_mib * MIB),
     )

@@ -15,39 +15,39 @@ LONG_RUN_MS = 3 * 24 * HOUR_MS
 
 
 async def lease_report(
-    history: SqliteHistory, one: LeaseHistory, points: int, now_ms: int
+    history: SqliteHistory, lease: LeaseHistory, points: int, now_ms: int
 ) -> history_pb2.LeaseReport:
     """Return the report on a lease; its summary is left to the caller."""
-    wanted = HistoryFilter(source=one.source, lease=one.summary.lease)
-    until_ms = one.ended_ms or now_ms
-    samples = [sample for gpu in one.gpus for sample in await _samples(history, one, gpu, until_ms)]
-    ratios = [of_gpu.account.use_of_held_ratio for of_gpu in await history.accounts(wanted)]
-    known = [ratio for ratio in ratios if ratio is not None]
-    reasons = [wait.reasons for wait in await history.waits(wanted)]
+    lease_filter = HistoryFilter(source=lease.source, lease=lease.summary.lease)
+    until_ms = lease.ended_ms or now_ms
+    samples = [sample for gpu in lease.gpus for sample in await _samples(history, lease, gpu, until_ms)]
+    rows = await history.accounts(lease_filter)
+    ratios = [ratio for row in rows if (ratio := row.account.use_of_held_ratio) is not None]
+    waits = await history.waits(lease_filter)
     report = history_pb2.LeaseReport(
         reasons=[
             history_pb2.ReasonWait(reason=reason, waited_ms=ms)
-            for found in reasons
-            for reason, ms in sorted(found.items(), key=lambda item: -item[1])
+            for wait in waits
+            for reason, ms in sorted(wait.reasons.items(), key=lambda item: -item[1])
         ],
-        worst_gpu_ratio=min(known) if len(known) > 1 else None,
+        worst_gpu_ratio=min(ratios) if len(ratios) > 1 else None,
         notes=[
             history_pb2.ReportNote(kind=note.kind, text=note.text, mend=note.mend)
-            for note in notes(await _course(history, one, samples, until_ms))
+            for note in notes(await _course(history, lease, samples, until_ms))
         ],
     )
-    if one.started_ms is not None:
-        found = curve(samples, one.started_ms, until_ms, points)
-        each_mib = (one.held_mib or 0) / max(1, len(one.gpus))
-        report.curve.extend(_point(point, each_mib) for point in found)
+    if lease.started_ms is not None:
+        mib_on_each = (lease.held_mib or 0) / max(1, len(lease.gpus))
+        curve_points = curve(samples, lease.started_ms, until_ms, points)
+        report.curve.extend(_point(point, mib_on_each) for point in curve_points)
     return report
 
 
-async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms: int) -> list[UseSample]:
-    name = SeriesName(one.node, gpu, one.summary.lease, one.source)
-    since_ms = one.started_ms or one.created_ms
+async def _samples(history: SqliteHistory, lease: LeaseHistory, gpu: str, until_ms: int) -> list[UseSample]:
+    name = SeriesName(lease.node, gpu, lease.summary.lease, lease.source)
+    since_ms = lease.started_ms or lease.created_ms
     by_hour = until_ms - since_ms > LONG_RUN_MS
-    found = await history.points(name, since_ms, until_ms, by_hour=by_hour)
+    points = await history.points(name, since_ms, until_ms, by_hour=by_hour)
     return [
         UseSample(
             point.at_ms,
@@ -57,26 +57,26 @@ async def _samples(history: SqliteHistory, one: LeaseHistory, gpu: str, until_ms
             point.minute.memory_mean_mib,
             point.length_ms,
         )
-        for point in found
+        for point in points
     ]
 
 
 async def _course(
-    history: SqliteHistory, one: LeaseHistory, samples: list[UseSample], until_ms: int
+    history: SqliteHistory, lease: LeaseHistory, samples: list[UseSample], until_ms: int
 ) -> Course:
-    asked = one.summary
+    summary = lease.summary
     return Course(
-        account=one.account,
-        gpu_count=max(1, len(one.gpus)),
-        asked_share=asked.memory_bytes is None,
-        is_over=one.ended_ms is not None,
-        ended_by_itself=asked.outcome == FINISHED,
-        ran_ms=one.run_ms,
-        idle_at_end_ms=idle_at_end_ms(samples, one.started_ms or until_ms, until_ms),
-        time_limit_seconds=asked.time_limit_seconds,
-        peak_mib=one.peak_mib,
-        held_mib=one.held_mib,
-        queue=await history.queue_then(one.source, asked.lease),
+        account=lease.account,
+        gpu_count=max(1, len(lease.gpus)),
+        asked_share=summary.memory_bytes is None,
+        is_over=lease.ended_ms is not None,
+        ended_by_itself=summary.outcome == FINISHED,
+        ran_ms=lease.run_ms,
+        idle_at_end_ms=idle_at_end_ms(samples, lease.started_ms or until_ms, until_ms),
+        time_limit_seconds=summary.time_limit_seconds,
+        peak_mib=lease.peak_mib,
+        held_mib=lease.held_mib,
+        queue=await history.queue_then(lease.source, summary.lease),
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
+from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -73,41 +75,41 @@ class Rights:
     others: Callable[[], Others]
     by_name: bool = False
 
-    def may_see_names(self, caller: Caller, one: LeaseHistory) -> bool:
+    def may_see_names(self, caller: Caller, lease: LeaseHistory) -> bool:
         """Return True if the caller sees the names of the lease's image and container."""
-        return caller.trusted or self.is_own(caller, one.summary.owner, one.summary.owner_uid)
+        return caller.trusted or self.is_own(caller, lease.summary.owner, lease.summary.owner_uid)
 
     def caller_key(self, caller: Caller) -> str | int:
-        """Return what tells the caller from all others."""
+        """Return the name or the uid that tells the caller from all others."""
         return caller.name if self.by_name else caller.uid
 
     def is_own(self, caller: Caller, owner: str, owner_uid: int) -> bool:
         return caller.name == owner if self.by_name else caller.uid == owner_uid
 
-    def only_own(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+    def only_own(self, history_filter: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Return the filter for the caller's own leases. Raises PermissionRefused if it chooses another user."""
-        mine = wanted.owner in {"", caller.name} and wanted.owner_uid in {None, caller.uid}
-        if not mine:
+        is_own = history_filter.owner in {"", caller.name} and history_filter.owner_uid in {None, caller.uid}
+        if not is_own:
             raise PermissionRefused(
                 "you may see your own leases only", hint="root and members of trusted groups see all"
             )
         if self.by_name:
-            return replace(wanted, owner=caller.name, owner_uid=None)
-        return replace(wanted, owner="", owner_uid=caller.uid)
+            return replace(history_filter, owner=caller.name, owner_uid=None)
+        return replace(history_filter, owner="", owner_uid=caller.uid)
 
-    def jobs(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+    def jobs(self, history_filter: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Narrow a filter for jobs to the caller's own, as ``gpushare jobs`` does, whatever the site allows."""
-        return wanted if caller.trusted else self.only_own(wanted, caller)
+        return history_filter if caller.trusted else self.only_own(history_filter, caller)
 
-    def leases(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+    def leases(self, history_filter: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Narrow a filter for single leases to those that the caller may see."""
         sees_all = caller.trusted or self.others() is Others.LEASES
-        return wanted if sees_all else self.only_own(wanted, caller)
+        return history_filter if sees_all else self.only_own(history_filter, caller)
 
-    def totals(self, wanted: HistoryFilter, caller: Caller) -> HistoryFilter:
+    def totals(self, history_filter: HistoryFilter, caller: Caller) -> HistoryFilter:
         """Narrow a filter for sums to those that the caller may see."""
         sees_all = caller.trusted or self.others() is not Others.NOTHING
-        return wanted if sees_all else self.only_own(wanted, caller)
+        return history_filter if sees_all else self.only_own(history_filter, caller)
 
 
 class HistoryApi:
@@ -161,16 +163,16 @@ class HistoryApi:
     async def ended(self, message: history_pb2.EndedRequest, caller: Caller) -> history_pb2.EndedResponse:
         """Return leases that are over, the newest end first."""
         limit = _within(message.limit or LISTED, MAX_LISTED, "leases")
-        wanted = replace(
+        history_filter = replace(
             _filter(message.window), outcome=message.outcome, lease=message.lease, job=message.job
         )
         narrow = self._rights.jobs if message.job else self._rights.leases
-        wanted = narrow(wanted, caller)
+        history_filter = narrow(history_filter, caller)
         await self._flush()
-        found = await self._history.leases(wanted, limit + 1)
+        leases = await self._history.leases(history_filter, limit + 1)
         return history_pb2.EndedResponse(
-            leases=[self._view(one, caller) for one in found[:limit]],
-            more=len(found) > limit,
+            leases=[self._view(lease, caller) for lease in leases[:limit]],
+            more=len(leases) > limit,
             simulated=self._simulated(),
         )
 
@@ -179,31 +181,33 @@ class HistoryApi:
     ) -> history_pb2.PastJobsResponse:
         """Return jobs that are over, the newest end first."""
         limit = _within(message.limit or LISTED, MAX_LISTED, "jobs")
-        wanted = replace(_filter(message.window), outcome=message.outcome, job=message.job)
-        wanted = self._rights.jobs(wanted, caller)
+        history_filter = replace(_filter(message.window), outcome=message.outcome, job=message.job)
+        history_filter = self._rights.jobs(history_filter, caller)
         await self._flush()
-        found = await self._history.jobs(wanted, limit + 1)
+        jobs = await self._history.jobs(history_filter, limit + 1)
         return history_pb2.PastJobsResponse(
-            jobs=[self._job_view(one, caller) for one in found[:limit]],
-            more=len(found) > limit,
+            jobs=[self._job_view(job, caller) for job in jobs[:limit]],
+            more=len(jobs) > limit,
             simulated=self._simulated(),
         )
 
-    def _job_view(self, one: JobHistory, caller: Caller) -> history_pb2.PastJob:
-        own = self._rights.is_own(caller, one.summary.owner, one.summary.owner_uid)
-        return job_view(one, with_names=caller.trusted or own)
+    def _job_view(self, job: JobHistory, caller: Caller) -> history_pb2.PastJob:
+        own = self._rights.is_own(caller, job.summary.owner, job.summary.owner_uid)
+        return job_view(job, with_names=caller.trusted or own)
 
     async def report(self, message: history_pb2.ReportRequest, caller: Caller) -> history_pb2.ReportResponse:
         """Report on a lease, or on all attempts of a job."""
         points = _within(message.points or POINTS, MAX_POINTS, "points")
         await self._flush()
-        found, job = await self._find_by_name(message, caller)
-        reports = [await lease_report(self._history, one, points, round(time.time() * 1000)) for one in found]
-        for one, report in zip(found, reports, strict=True):
-            report.lease.CopyFrom(self._view(one, caller))
+        leases, job = await self._find_by_name(message, caller)
+        reports = [
+            await lease_report(self._history, lease, points, round(time.time() * 1000)) for lease in leases
+        ]
+        for lease, report in zip(leases, reports, strict=True):
+            report.lease.CopyFrom(self._view(lease, caller))
         return history_pb2.ReportResponse(
             leases=reports,
-            account=account_view(sum((one.account for one in found), Account())),
+            account=account_view(sum((lease.account for lease in leases), Account())),
             simulated=self._simulated(),
             job=None if job is None else self._job_view(job, caller),
         )
@@ -216,40 +220,40 @@ class HistoryApi:
             raise RequestError("no lease and no job is named", hint="gpushare history lists both")
         by_lease = self._rights.leases(HistoryFilter(node=message.node, lease=message.name), caller)
         by_job = self._rights.jobs(HistoryFilter(node=message.node, job=message.name), caller)
-        if found := await self._history.leases(by_lease, 1):
-            return found, None
-        found = await self._history.leases(by_job, MAX_ATTEMPTS)
+        if leases := await self._history.leases(by_lease, 1):
+            return leases, None
+        leases = await self._history.leases(by_job, MAX_ATTEMPTS)
         job = next(iter(await self._history.jobs(by_job, 1)), None)
-        if not found and job is None:
+        if not leases and job is None:
             raise NotFound(
                 f"the history has no lease and no job {shown(message.name)}",
                 hint="`gpushare history` lists those that you may see, with `--pool` on all nodes of a pool",
             )
-        return sorted(found, key=lambda one: one.created_ms), job
+        return sorted(leases, key=attrgetter("created_ms")), job
 
     # The rows of years are summed by another thread, because the loop would wait for a second.
 
     async def usage(self, message: history_pb2.UsageRequest, caller: Caller) -> history_pb2.UsageResponse:
         """Sum the GPU time that was held and used."""
         by = _choice(message.by, Grouping, Grouping.USER)
-        wanted = self._rights.totals(_filter(message.window), caller)
+        history_filter = self._rights.totals(_filter(message.window), caller)
         await self._flush()
-        rows = await self._history.accounts(wanted)
+        rows = await self._history.accounts(history_filter)
         if by in {Grouping.DAY, Grouping.WEEK}:
             groups = [
                 await asyncio.to_thread(
                     summed,
                     await self._history.accounts(
-                        replace(wanted, since_ms=window.since_ms, until_ms=window.until_ms)
+                        replace(history_filter, since_ms=window.since_ms, until_ms=window.until_ms)
                     ),
                     window.key,
                 )
-                for window in _windows(by, wanted)
+                for window in _windows(by, history_filter)
             ]
         else:
             groups = await asyncio.to_thread(grouped, rows, by)
         total = await asyncio.to_thread(summed, rows)
-        waits = [one.waited_ms for one in await self._history.waits(wanted) if one.waited_ms]
+        waits = [row.waited_ms for row in await self._history.waits(history_filter) if row.waited_ms]
         return history_pb2.UsageResponse(
             rows=[usage_row(group) for group in groups],
             total=usage_row(total),
@@ -261,25 +265,25 @@ class HistoryApi:
     async def waits(self, message: history_pb2.WaitsRequest, caller: Caller) -> history_pb2.WaitsResponse:
         """Count how long requests waited."""
         by = _choice(message.by, WaitGrouping, WaitGrouping.CLASS)
-        wanted = self._rights.totals(_filter(message.window), caller)
+        history_filter = self._rights.totals(_filter(message.window), caller)
         await self._flush()
-        found = await self._history.waits(wanted)
-        groups = await asyncio.to_thread(grouped_waits, found, by)
+        rows = await self._history.waits(history_filter)
+        groups = await asyncio.to_thread(grouped_waits, rows, by)
         answer = history_pb2.WaitsResponse(
             rows=[waits_row(group) for group in groups], simulated=self._simulated()
         )
         if by is not WaitGrouping.REASON:
-            total = wait_group("", ((one.waited_ms, one.waits_still) for one in found))
+            total = wait_group("", ((row.waited_ms, row.waits_still) for row in rows))
             answer.total.CopyFrom(waits_row(total))
         return answer
 
     async def export(self, message: history_pb2.ExportRequest, caller: Caller) -> history_pb2.ExportResponse:
         """Return a page of the history's rows."""
         kind = _choice(message.kind, ExportKind, ExportKind.LEASES)
-        wanted = self._rights.leases(_filter(message.window), caller)
+        history_filter = self._rights.leases(_filter(message.window), caller)
         if not message.page_token:
             await self._flush()
-        page = await self._history.export(kind, wanted, message.page_token)
+        page = await self._history.export(kind, history_filter, message.page_token)
         rows = [dict(row) for row in page.rows]
         if kind is ExportKind.LEASES and not caller.trusted:
             for row in rows:
@@ -295,19 +299,19 @@ class HistoryApi:
     async def recent(self, message: history_pb2.RecentRequest, caller: Caller) -> history_pb2.RecentResponse:
         """Return how each GPU was used of late, and who held it."""
         assert self._recent is not None, "a coordinator does not serve it"
-        asked = read_time(message, time.time())
+        recent_time = read_time(message, time.time())
         holders = self._rights.leases(HistoryFilter(), caller)
         await self._flush()
         return history_pb2.RecentResponse(
-            gpus=await recent(self._history, self._recent, asked, holders),
-            step_seconds=asked.step_ms // MS_PER_SECOND,
-            since=asked.since_ms / MS_PER_SECOND,
-            until=asked.until_ms / MS_PER_SECOND,
+            gpus=await recent(self._history, self._recent, recent_time, holders),
+            step_seconds=recent_time.step_ms // MS_PER_SECOND,
+            since=recent_time.since_ms / MS_PER_SECOND,
+            until=recent_time.until_ms / MS_PER_SECOND,
             simulated=self._simulated(),
         )
 
-    def _view(self, one: LeaseHistory, caller: Caller) -> history_pb2.PastLease:
-        return lease_view(one, with_names=self._rights.may_see_names(caller, one))
+    def _view(self, lease: LeaseHistory, caller: Caller) -> history_pb2.PastLease:
+        return lease_view(lease, with_names=self._rights.may_see_names(caller, lease))
 
 
 def _filter(window: history_pb2.HistoryWindow) -> HistoryFilter:
@@ -348,14 +352,13 @@ def _within(number: int, most: int, noun: str) -> int:
     return number
 
 
-def _windows(by: Grouping, wanted: HistoryFilter) -> Iterable[Window]:
+def _windows(by: Grouping, history_filter: HistoryFilter) -> Iterable[Window]:
     """Return the days or weeks of the time, up to now. Raises RequestError if they are too many."""
-    found: list[Window] = []
-    for window in windows(by, wanted.since_ms, min(wanted.until_ms, round(time.time() * 1000))):
-        found.append(window)
-        if len(found) > MAX_WINDOWS:
-            raise RequestError(
-                f"the time has more than {MAX_WINDOWS} {by}s",
-                hint="group by week" if by is Grouping.DAY else "choose a later --since",
-            )
-    return found
+    until_ms = min(history_filter.until_ms, round(time.time() * 1000))
+    spans = list(islice(windows(by, history_filter.since_ms, until_ms), MAX_WINDOWS + 1))
+    if len(spans) > MAX_WINDOWS:
+        raise RequestError(
+            f"the time has more than {MAX_WINDOWS} {by}s",
+            hint="group by week" if by is Grouping.DAY else "choose a later --since",
+        )
+    return spans

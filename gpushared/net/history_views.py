@@ -57,79 +57,80 @@ def waits_row(group: WaitGroup) -> history_pb2.WaitsRow:
     )
 
 
-def lease_view(one: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
+def lease_view(lease: LeaseHistory, *, with_names: bool) -> history_pb2.PastLease:
     """Show a lease. ``with_names``: the caller may see the names of its image, container and job."""
-    asked = one.summary
+    summary = lease.summary
     view = history_pb2.PastLease(
-        id=asked.lease,
-        node=one.node,
-        owner=asked.owner,
-        project=asked.project,
-        outcome=asked.outcome,
-        outcome_text=asked.outcome_text if with_names else "",
-        exit_code=asked.exit_code,
-        asks=asked_words(asked),
-        gpu_count=asked.gpu_count,
-        gpu_labels=one.gpu_labels,
-        models=one.models,
-        created_at=one.created_ms / MS_PER_SECOND,
-        started_at=(one.started_ms or 0) / MS_PER_SECOND,
-        ended_at=(one.ended_ms or 0) / MS_PER_SECOND,
-        waited_ms=int64(one.waited_ms),
-        ran_ms=int64(one.run_ms),
-        time_limit_seconds=asked.time_limit_seconds or 0,
-        peak_bytes=None if one.peak_mib is None else int64(one.peak_mib * MIB),
-        held_bytes=None if one.held_mib is None else int64(one.held_mib * MIB),
-        use_max_ratio=one.use_max_ratio,
-        account=account_view(one.account),
-        preemptions=asked.preemptions,
-        restarts=asked.restarts,
-        job=asked.job if with_names else "",
-        attempt=asked.attempt if with_names else 0,
-        image=asked.image if with_names else "",
-        container_name=asked.container_name if with_names else "",
+        id=summary.lease,
+        node=lease.node,
+        owner=summary.owner,
+        project=summary.project,
+        outcome=summary.outcome,
+        outcome_text=summary.outcome_text if with_names else "",
+        exit_code=summary.exit_code,
+        asks=requested_size(summary),
+        gpu_count=summary.gpu_count,
+        gpu_labels=lease.gpu_labels,
+        models=lease.models,
+        created_at=lease.created_ms / MS_PER_SECOND,
+        started_at=(lease.started_ms or 0) / MS_PER_SECOND,
+        ended_at=(lease.ended_ms or 0) / MS_PER_SECOND,
+        waited_ms=int64(lease.waited_ms),
+        ran_ms=int64(lease.run_ms),
+        time_limit_seconds=summary.time_limit_seconds or 0,
+        peak_bytes=None if lease.peak_mib is None else int64(lease.peak_mib * MIB),
+        held_bytes=None if lease.held_mib is None else int64(lease.held_mib * MIB),
+        use_max_ratio=lease.use_max_ratio,
+        account=account_view(lease.account),
+        preemptions=summary.preemptions,
+        restarts=summary.restarts,
+        job=summary.job if with_names else "",
+        attempt=summary.attempt if with_names else 0,
+        image=summary.image if with_names else "",
+        container_name=summary.container_name if with_names else "",
     )
-    setattr(view, "class", asked.lease_class)
+    setattr(view, "class", summary.lease_class)
     return view
 
 
-def job_view(one: JobHistory, *, with_names: bool) -> history_pb2.PastJob:
+def job_view(job: JobHistory, *, with_names: bool) -> history_pb2.PastJob:
     """Show a job. ``with_names``: the caller may see its image and its name."""
-    job = one.summary
-    reasons = sorted(one.reasons.items(), key=lambda item: -item[1])
+    summary = job.summary
+    reasons = sorted(job.reasons.items(), key=lambda item: -item[1])
     view = history_pb2.PastJob(
-        id=job.job,
-        owner=job.owner,
-        project=job.project,
-        outcome=job.outcome,
-        outcome_text=job.outcome_text if with_names else "",
-        exit_code=job.exit_code,
-        asks=asked_words(job),
-        node_count=job.node_count,
-        submitted_at=one.submitted_ms / MS_PER_SECOND,
-        started_at=(one.started_ms or 0) / MS_PER_SECOND,
-        ended_at=(one.ended_ms or 0) / MS_PER_SECOND,
-        waited_ms=one.waited_ms,
+        id=summary.job,
+        owner=summary.owner,
+        project=summary.project,
+        outcome=summary.outcome,
+        outcome_text=summary.outcome_text if with_names else "",
+        exit_code=summary.exit_code,
+        asks=requested_size(summary),
+        node_count=summary.node_count,
+        submitted_at=job.submitted_ms / MS_PER_SECOND,
+        started_at=(job.started_ms or 0) / MS_PER_SECOND,
+        ended_at=(job.ended_ms or 0) / MS_PER_SECOND,
+        waited_ms=job.waited_ms,
         reasons=[history_pb2.ReasonWait(reason=reason, waited_ms=ms) for reason, ms in reasons],
-        attempts=job.attempts,
-        preemptions=job.preemptions,
-        nodes=filter(None, job.nodes.split(",")),
-        image=job.image if with_names else "",
-        name=job.name if with_names else "",
+        attempts=summary.attempts,
+        preemptions=summary.preemptions,
+        nodes=filter(None, summary.nodes.split(",")),
+        image=summary.image if with_names else "",
+        name=summary.name if with_names else "",
     )
-    setattr(view, "class", job.lease_class)
+    setattr(view, "class", summary.lease_class)
     return view
 
 
-def asked_words(asked: LeaseSummary | JobSummary) -> str:
+def requested_size(summary: LeaseSummary | JobSummary) -> str:
     """Write the size that was asked for as a user would type it: ``0.25``, ``2``, ``8 GiB and 30% compute``."""
-    if asked.memory_bytes is not None:
-        parts = [format_memory(asked.memory_bytes)]
-        if asked.compute_permille is not None:
-            parts.append(f"{format_percent(asked.compute_permille)}% compute")
+    if summary.memory_bytes is not None:
+        parts = [format_memory(summary.memory_bytes)]
+        if summary.compute_permille is not None:
+            parts.append(f"{format_percent(summary.compute_permille)}% compute")
         size = " and ".join(parts)
-        return size if asked.gpu_count == 1 else f"{asked.gpu_count}x{size}"
-    share = asked.memory_permille or asked.compute_permille or WHOLE_PERMILLE
-    if share == WHOLE_PERMILLE:
-        return str(asked.gpu_count)
-    return format_share(share) if asked.gpu_count == 1 else f"{asked.gpu_count}x{format_share(share)}"
+    else:
+        share = summary.memory_permille or summary.compute_permille or WHOLE_PERMILLE
+        if share == WHOLE_PERMILLE:
+            return str(summary.gpu_count)
+        size = format_share(share)
+    return size if summary.gpu_count == 1 else f"{summary.gpu_count}x{size}"

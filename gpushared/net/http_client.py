@@ -106,7 +106,7 @@ class EngineConnection:
 
     def early(self) -> bytes:
         """Return the bytes after the head of a connection that is no longer HTTP."""
-        return self._incoming.held
+        return self._incoming.unparsed
 
     def hang_up(self) -> None:
         """End both directions; waiting reads and writes return."""

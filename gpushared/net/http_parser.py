@@ -65,7 +65,7 @@ class Incoming:
         self._plain: PlainChunks | None = None
 
     @property
-    def held(self) -> bytes:
+    def unparsed(self) -> bytes:
         """Return all bytes that were read and are in no message so far."""
         return self._http.trailing_data[0] + self.unfed
 
@@ -205,15 +205,15 @@ class PlainChunks:
         return False
 
     async def _read(self) -> None:
-        kept = self.rest
+        rest = self.rest
         if self._end == len(self._buffer):
             self._bytes = bytearray(FIRST_BYTES if self._end < FIRST_BYTES else READ_BYTES)
             self._buffer = memoryview(self._bytes)
-        self._buffer[: len(kept)] = kept
-        self._start, self._end = 0, len(kept)
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
         if self._small_reads >= SMALL_READS_IN_A_ROW:
             await asyncio.sleep(GATHER_SECONDS)
-        size = await self._wire.read_into(self._buffer[len(kept) :])
+        size = await self._wire.read_into(self._buffer[len(rest) :])
         self._note_size(size)
         self._end += size
         if not size:

@@ -488,11 +488,11 @@ class _Connection:
                 Broken.HEAD_TOO_LONG, f"the head is longer than {self._limits.head_bytes} bytes"
             )
 
-    # --- what the client sends ---
+    # --- the client's data ---
 
     async def _head(self) -> h11.Request | None:
         """Return the next request's head, or None if the client is done."""
-        if not self._incoming.held and not await self._next_bytes():
+        if not self._incoming.unparsed and not await self._next_bytes():
             return None
         try:
             async with asyncio.timeout(self._limits.head_seconds):
@@ -554,12 +554,12 @@ class _Connection:
         while await self.body_piece() is not None:
             pass
 
-    # --- what the client gets ---
+    # --- answers ---
 
     def with_own(self, headers: HeaderList) -> list[tuple[bytes, bytes]]:
         """Return an answer's headers with the headers that every answer has."""
-        given = {name.lower() for name, _ in headers}
-        return [*headers, *(one for one in self._headers if one[0].lower() not in given)]
+        names = {name.lower() for name, _ in headers}
+        return [*headers, *(header for header in self._headers if header[0].lower() not in names)]
 
     async def send(self, *events: h11.Event) -> None:
         pieces = [piece for event in events for piece in self._http.send_with_data_passthrough(event) or ()]
@@ -575,7 +575,7 @@ class _Connection:
         await self.hang_up_watch.stop()
         self._hijacked = True
         await self._write([head])
-        return self._wire, self._incoming.held
+        return self._wire, self._incoming.unparsed
 
     def abort(self) -> None:
         self._wire.hang_up()

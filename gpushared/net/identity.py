@@ -53,6 +53,8 @@ _NAME_THREADS = ThreadPoolExecutor(max_workers=16, thread_name_prefix="names")
 _lookups: dict[tuple[object, ...], Future[Any]] = {}
 """These look-ups are under way."""
 _Answer = TypeVar("_Answer")
+_CallerCache = dict[tuple[int | str, ...], tuple[float, Caller]]
+"""Callers by the arguments of their look-ups, with the time of the look-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,8 @@ class Identities:
     def __init__(self, trusted_groups: Collection[str], subordinates: SubordinateIds | None = None) -> None:
         self.trusted_groups = frozenset(trusted_groups)
         self.subordinates = subordinates or SubordinateIds()
-        self._callers: dict[tuple[int, int], tuple[float, Caller]] = {}
-        self._account_callers: dict[int | str, tuple[float, Caller]] = {}
+        self._callers: _CallerCache = {}
+        self._account_callers: _CallerCache = {}
         self._boot_id = boot_id()
         self._accounts_in_ranges: set[int] = set()
         """These ids are in a user's range but are accounts themselves."""
@@ -182,9 +184,9 @@ class Identities:
             # No range can give root to another user, and root must get in while the name services hang.
             return Caller(0, peer.gid, "root", trusted=True)
         caller = await self._remembered_caller(peer)
-        if found := self.subordinates.range_of(peer.uid):
+        if id_range := self.subordinates.range_of(peer.uid):
             if caller.name == str(peer.uid):
-                raise _subordinate(peer.uid, found.owner_words)
+                raise _subordinate(peer.uid, id_range.owner_words)
             self._accounts_in_ranges.add(peer.uid)
         return caller
 
@@ -197,46 +199,46 @@ class Identities:
 
     def counted_as(self, uid: int) -> int:
         """Return the uid that limits count: the first one of a range for its ids that are no accounts."""
-        found = self.subordinates.range_of(uid)
-        return uid if found is None or uid in self._accounts_in_ranges else found.first
+        id_range = self.subordinates.range_of(uid)
+        return uid if id_range is None or uid in self._accounts_in_ranges else id_range.first
 
     async def _remembered_caller(self, peer: Peer) -> Caller:
-        key = (peer.uid, peer.gid)
-        remembered = self._callers.get(key)
-        if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
-            return remembered[1]
         try:
-            async with asyncio.timeout(NAME_SERVICE_SECONDS):
-                caller = await ask_names(look_up, peer.uid, peer.gid, self.trusted_groups)
+            caller = await self._recall(self._callers, look_up, peer.uid, peer.gid)
         except TimeoutError:
-            return Caller(peer.uid, peer.gid, str(peer.uid))
-        if len(self._callers) >= MAX_REMEMBERED:
-            self._callers.clear()
-        self._callers[key] = (time.monotonic(), caller)
-        return caller
+            caller = None
+        return caller or Caller(peer.uid, peer.gid, str(peer.uid))
 
     async def account(self, key: int | str) -> Caller:
         """Return the account with this uid or name as a caller, with the rights that it has now.
 
         Raises PermissionRefused if there is no such account (any more), TimedOut if the name services hang.
         """
-        remembered = self._account_callers.get(key)
-        if remembered is not None and time.monotonic() - remembered[0] < REMEMBER_SECONDS:
-            return remembered[1]
         try:
-            async with asyncio.timeout(NAME_SERVICE_SECONDS):
-                caller = await ask_names(look_up_account, key, self.trusted_groups)
+            caller = await self._recall(self._account_callers, look_up_account, key)
         except TimeoutError:
             raise TimedOut(f"the user database does not answer for {key}", hint="try again later") from None
         if caller is None:
-            what = f"the name {shown(key)}" if isinstance(key, str) else f"uid {key}"
+            description = f"the name {shown(key)}" if isinstance(key, str) else f"uid {key}"
             raise PermissionRefused(
-                f"no account of this machine has {what}",
+                f"no account of this machine has {description}",
                 hint="was it removed? `getent passwd` shows accounts",
             )
-        if len(self._account_callers) >= MAX_REMEMBERED:
-            self._account_callers.clear()
-        self._account_callers[key] = (time.monotonic(), caller)
+        return caller
+
+    async def _recall(
+        self, cache: _CallerCache, look_up_names: Callable[..., Caller | None], *key: int | str
+    ) -> Caller | None:
+        """Return the caller from the cache, or look it up and remember it. Raises TimeoutError."""
+        entry = cache.get(key)
+        if entry is not None and time.monotonic() - entry[0] < REMEMBER_SECONDS:
+            return entry[1]
+        async with asyncio.timeout(NAME_SERVICE_SECONDS):
+            caller = await ask_names(look_up_names, *key, self.trusted_groups)
+        if caller is not None:
+            if len(cache) >= MAX_REMEMBERED:
+                cache.clear()
+            cache[key] = (time.monotonic(), caller)
         return caller
 
     def forget(self) -> None:
@@ -256,7 +258,7 @@ def look_up(uid: int, gid: int, trusted_groups: Collection[str]) -> Caller:
     """Look the caller up in the name services (getpwuid, getgrouplist)."""
     try:
         name = pwd.getpwuid(uid).pw_name
-        groups = {_group_name(one) for one in os.getgrouplist(name, gid)}
+        groups = {_group_name(group_id) for group_id in os.getgrouplist(name, gid)}
     except KeyError:
         return Caller(uid, gid, str(uid))
     return Caller(uid, gid, name, trusted=not groups.isdisjoint(trusted_groups))
@@ -312,8 +314,8 @@ class SubordinateIds:
         index = bisect_right(self._firsts, uid) - 1
         if index < 0 or uid >= self._ranges[index].end:
             return None
-        found = self._ranges[index]
-        return None if found.owner == str(uid) else found
+        id_range = self._ranges[index]
+        return None if id_range.owner == str(uid) else id_range
 
     def read_if_changed(self) -> None:
         """Read the file if it changed since the last look. A file that cannot be read changes nothing."""
@@ -327,7 +329,7 @@ class SubordinateIds:
             log.warning("%s cannot be read: %s", path, error)
             return
         self._read_marks = marks
-        self._firsts, self._ranges = [each.first for each in ranges], ranges
+        self._firsts, self._ranges = [id_range.first for id_range in ranges], ranges
 
     async def keep(self) -> None:
         """Check the file repeatedly, off the event loop."""
@@ -339,10 +341,10 @@ class SubordinateIds:
 def _marks(path: Path) -> tuple[object, ...]:
     """Return marks that tell one state of the file from another; nothing if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return ()
-    return (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read(path: Path) -> list[str]:
@@ -360,7 +362,7 @@ def _parsed(lines: Iterable[str]) -> Iterator[IdRange]:
         owner, *numbers = line.strip().split(":")
         if not owner or owner.startswith("#") or len(numbers) != 2:  # noqa: PLR2004 - first, count
             continue
-        if all(each.isascii() and each.isdecimal() and len(each) <= 10 for each in numbers):  # noqa: PLR2004 - 2^32
+        if all(text.isascii() and text.isdecimal() and len(text) <= 10 for text in numbers):  # noqa: PLR2004 - 2^32
             first, count = map(int, numbers)
             yield IdRange(first, min(first + count, IDS_END), owner)
 
@@ -368,10 +370,10 @@ def _parsed(lines: Iterable[str]) -> Iterator[IdRange]:
 def _without_overlaps(ranges: Iterable[IdRange]) -> Iterator[IdRange]:
     """Yield the ranges in order and without overlaps, so that one search finds the range of an id."""
     end = 0
-    for each in sorted(ranges, key=lambda one: (one.first, one.end)):
-        if each.end > (first := max(each.first, end)):
-            yield IdRange(first, each.end, each.owner)
-            end = each.end
+    for id_range in sorted(ranges, key=lambda id_range: (id_range.first, id_range.end)):
+        if id_range.end > (first := max(id_range.first, end)):
+            yield IdRange(first, id_range.end, id_range.owner)
+            end = id_range.end
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ class IntakeBounds:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Identify a caller. ``who`` is the name that counts its calls; ``share`` multiplies its bounds."""
+    """Identify a caller. Its calls are counted by ``name``; ``share`` multiplies its bounds."""
 
-    who: str
+    name: str
     share: int = 1
 
 
@@ -64,20 +64,20 @@ class CallsUnderWay:
         self._calls: Counter[str] = Counter()
 
     @contextmanager
-    def of(self, who: str, share: int = 1) -> Iterator[None]:
+    def of(self, caller: str, share: int = 1) -> Iterator[None]:
         """Count the call in the block. Raises LimitReached."""
-        if self._calls[who] >= self._max_calls * share:
+        if self._calls[caller] >= self._max_calls * share:
             raise LimitReached(
-                f"{who} has {self._calls[who]} calls under way already",
+                f"{caller} has {self._calls[caller]} calls under way already",
                 hint="wait for some of them, or stop some clients",
             )
-        self._calls[who] += 1
+        self._calls[caller] += 1
         try:
             yield
         finally:
-            self._calls[who] -= 1
-            if not self._calls[who]:
-                del self._calls[who]
+            self._calls[caller] -= 1
+            if not self._calls[caller]:
+                del self._calls[caller]
 
 
 class CallerTurns:
@@ -94,26 +94,26 @@ class CallerTurns:
     @asynccontextmanager
     async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
         """Hold a turn for as long as the block runs, or until the stack is closed. Raises LimitReached."""
-        who = caller.who
-        own = self._of.setdefault(who, asyncio.Semaphore(self._of_caller * caller.share))
-        self._users[who] += 1
+        name = caller.name
+        own = self._of.setdefault(name, asyncio.Semaphore(self._of_caller * caller.share))
+        self._users[name] += 1
         try:
             async with AsyncExitStack() as turn:
-                await self._take(turn, own, who)
+                await self._take(turn, own, name)
                 yield turn
         finally:
-            self._users[who] -= 1
-            if not self._users[who]:
-                del self._users[who], self._of[who]
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._of[name]
 
-    async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, who: str) -> None:
+    async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, name: str) -> None:
         try:
             async with asyncio.timeout(self._seconds):
                 await turn.enter_async_context(own)
                 await turn.enter_async_context(self._all)
         except TimeoutError:
             raise LimitReached(
-                f"{who} asks for more at a time than is done", hint="send fewer calls at once, and try again"
+                f"{name} asks for more at a time than is done", hint="send fewer calls at once, and try again"
             ) from None
 
 
@@ -154,7 +154,7 @@ class Intake(grpc.aio.ServerInterceptor):
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
                 caller = self._admit(name, context)
-                with self._calls.of(caller.who, caller.share):
+                with self._calls.of(caller.name, caller.share):
                     return await _send_answers(serve_messages(messages, context), context)
             except GpushareError as error:
                 await self._refuse(name, context, error)
@@ -167,7 +167,7 @@ class Intake(grpc.aio.ServerInterceptor):
         async def serve(messages: AsyncIterator[Any], context: Context[Any, Any]) -> Any:
             try:
                 caller = self._admit(name, context)
-                with self._calls.of(caller.who, caller.share):
+                with self._calls.of(caller.name, caller.share):
                     return await self._answer(caller, handler, messages, context)
             except GpushareError as error:
                 await self._refuse(name, context, error)

@@ -129,7 +129,7 @@ class UserShare:
         self._body_bytes -= size_bytes
 
     @contextmanager
-    def held(self, size_bytes: int) -> Iterator[None]:
+    def holding(self, size_bytes: int) -> Iterator[None]:
         """Count the bytes of a body that was read whole while the block works on it."""
         self.hold(size_bytes)
         try:
@@ -190,11 +190,11 @@ class UserShare:
 @dataclass(slots=True)
 class _Slot:
     slots: asyncio.Semaphore
-    left: bool = False
+    is_released: bool = False
 
     def leave(self) -> None:
-        if not self.left:
-            self.left = True
+        if not self.is_released:
+            self.is_released = True
             self.slots.release()
 
 
@@ -252,20 +252,21 @@ class Rates:
         self._now = now
         self._burst = burst
         self._per_second = per_second
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._tries: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By peer, the tries in its bucket at a time, and that time."""
 
     def spend(self, peer: str) -> None:
         """Count one try. Raises LimitReached with the seconds to wait."""
         now = self._now()
-        left, at = self._left.pop(peer, (float(self._burst), now))
-        left = min(self._burst, left + max(0.0, now - at) * self._per_second)
-        if left < 1:
-            self._left[peer] = (left, now)
-            seconds = (1 - left) / self._per_second
+        tries, at = self._tries.pop(peer, (float(self._burst), now))
+        tries = min(self._burst, tries + max(0.0, now - at) * self._per_second)
+        if tries < 1:
+            self._tries[peer] = (tries, now)
+            seconds = (1 - tries) / self._per_second
             raise LimitReached(f"{peer} tries too often", hint=f"try again in {seconds:.0f} s")
-        self._left[peer] = (left - 1, now)
-        if len(self._left) > MAX_PEERS:
-            self._left.popitem(last=False)
+        self._tries[peer] = (tries - 1, now)
+        if len(self._tries) > MAX_PEERS:
+            self._tries.popitem(last=False)
 
 
 def host_of(peer: str) -> str:

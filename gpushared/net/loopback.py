@@ -60,16 +60,17 @@ class LoopbackGate:
                 f"{caller.name} has {MAX_CONNECTIONS_PER_USER} connections to the daemon already",
                 hint="each attached client holds one",
             )
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        theirs.setblocking(False)
+        server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        server_end.setblocking(False)
+        client_end.setblocking(False)
         with contextlib.suppress(OSError):
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+            server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._open[caller.uid] += 1
         self._tasks.start(
-            _serve(ours, caller, self._routes, is_away), over=partial(self._finished, ours, caller)
+            _serve(server_end, caller, self._routes, is_away),
+            over=partial(self._finished, server_end, caller),
         )
-        return theirs
+        return client_end
 
     def gate_as(self, caller: Caller) -> EngineSocket:
         """Return the gate as a Docker engine for this caller, with one connection a call."""

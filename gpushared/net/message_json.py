@@ -20,8 +20,8 @@ Write = Callable[[Any], Any]
 AnyDescriptor = Any
 """Stubs and the fast runtime have two types of descriptors."""
 
-_AS_TEXT = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
-_AS_THEY_ARE = {
+_WRITTEN_AS_TEXT = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
+_WRITTEN_UNCHANGED = {
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_UINT32,
     FieldDescriptor.CPPTYPE_BOOL,
@@ -94,9 +94,9 @@ def _writer(field: FieldDescriptor) -> Write | None:
         is_plain = not kind.GetOptions().map_entry and kind.file.package != "google.protobuf"
         shape = _shape(kind) if is_plain else None
         return None if shape is None else shape.fields_of
-    if field.cpp_type in _AS_TEXT:
+    if field.cpp_type in _WRITTEN_AS_TEXT:
         return str
-    if field.cpp_type in _AS_THEY_ARE:
+    if field.cpp_type in _WRITTEN_UNCHANGED:
         return _itself
     if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
         return _double

@@ -41,15 +41,15 @@ class KeptPages:
     """Keep each page for a moment: a page takes long to make, and any client may ask for it again and again."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[float, WebReply]] = {}
+        self._pages: dict[Hashable, tuple[float, WebReply]] = {}
 
     def page(self, key: Hashable, make: Callable[[], WebReply]) -> WebReply:
         """Return the page that is kept under the key, or else the one that ``make`` returns."""
         oldest = time.monotonic() - FRESH_SECONDS
-        self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > oldest}
-        if key not in self._kept:
-            self._kept[key] = time.monotonic(), make()
-        return self._kept[key][1]
+        self._pages = {other: entry for other, entry in self._pages.items() if entry[0] > oldest}
+        if key not in self._pages:
+            self._pages[key] = time.monotonic(), make()
+        return self._pages[key][1]
 
 
 @dataclass(slots=True)
@@ -68,8 +68,10 @@ class MetricsListener:
     def __init__(
         self, address: Callable[[], tuple[str, int] | None], page: MetricsHandler, troubles: Troubles
     ) -> None:
-        place = ListenPlace(PART, "metrics", address, partial(listen_tcp, backlog=MAX_CONNECTIONS), tcp_words)
-        self._listener = MovingListener(place, self._arrived, troubles, _log_address)
+        listen_place = ListenPlace(
+            PART, "metrics", address, partial(listen_tcp, backlog=MAX_CONNECTIONS), tcp_words
+        )
+        self._listener = MovingListener(listen_place, self._arrived, troubles, _log_address)
         self._page = page
         self._routes = Routes(_no_call, _no_path, json_prefix=b"\n")
         self._tasks = TaskSet("a scrape failed")
@@ -99,7 +101,7 @@ class MetricsListener:
 
     def _close_idle(self, peer: str) -> bool:
         now = time.monotonic()
-        idle = [sock for sock, one in self._open.items() if one.busy_until <= now]
+        idle = [sock for sock, connection in self._open.items() if connection.busy_until <= now]
         if not idle:
             return False
         task = self._open.pop(min(idle, key=lambda sock: self._open[sock].peer != peer)).task

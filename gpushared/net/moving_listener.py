@@ -23,12 +23,12 @@ class ListenPlace(Generic[_Address]):
 
     part: str
     """Troubles are noted under this name."""
-    what: str
-    """The sentence of a trouble begins with these words, such as ``metrics``."""
+    subject: str
+    """The sentence of a trouble begins with this text, such as ``metrics``."""
     address: Callable[[], _Address | None]
     open: Callable[[_Address], socket.socket]
     """This function listens at an address. It may raise OSError or ConfigError."""
-    words: Callable[[_Address], str]
+    address_text: Callable[[_Address], str]
 
 
 class MovingListener(Generic[_Address]):
@@ -39,12 +39,12 @@ class MovingListener(Generic[_Address]):
 
     def __init__(
         self,
-        place: ListenPlace[_Address],
+        listen_place: ListenPlace[_Address],
         arrived: Callable[[socket.socket], None],
         troubles: Troubles,
         listening: Callable[[_Address], None] = lambda _: None,
     ) -> None:
-        self._place = place
+        self._listen_place = listen_place
         self._arrived = arrived
         self._troubles = troubles
         self._listening = listening
@@ -58,30 +58,29 @@ class MovingListener(Generic[_Address]):
         """Listen for ever."""
         while True:
             self._reloaded.clear()
-            await self._listen(self._place.address())
+            await self._listen(self._listen_place.address())
 
     async def _listen(self, address: _Address | None) -> None:
         """Listen at an address until another one is wanted; return after a pause if it cannot be had."""
-        place = self._place
+        listen_place = self._listen_place
         if address is None:
-            self._troubles.cleared(place.part)
+            self._troubles.cleared(listen_place.part)
             await self._reloaded.wait()
             return
         try:
-            listener = place.open(address)
+            listener = listen_place.open(address)
         except (OSError, ConfigError) as error:
             why = error.strerror if isinstance(error, OSError) else error.message
-            self._troubles.raised(
-                place.part, f"{place.what} cannot be served at {place.words(address)}: {why}"
-            )
+            text = f"{listen_place.subject} cannot be served at {listen_place.address_text(address)}: {why}"
+            self._troubles.raised(listen_place.part, text)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):
                     await self._reloaded.wait()
             return
-        self._troubles.cleared(place.part)
+        self._troubles.cleared(listen_place.part)
         self._listening(address)
         with Acceptor(listener, self._arrived).running():
-            while place.address() == address:
+            while listen_place.address() == address:
                 self._reloaded.clear()
                 await self._reloaded.wait()
 

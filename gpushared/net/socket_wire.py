@@ -56,14 +56,14 @@ class Wire:
 
     async def write(self, pieces: Sequence[Piece]) -> None:
         """Write the pieces; return when the kernel has them all."""
-        left = [memoryview(piece) for piece in pieces if len(piece)]
-        while left:
+        unsent = [memoryview(piece) for piece in pieces if len(piece)]
+        while unsent:
             try:
-                sent = self.sock.sendmsg(left)
+                sent = self.sock.sendmsg(unsent)
             except BlockingIOError:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer)
             else:
-                left = _after(left, sent)
+                unsent = _after(unsent, sent)
 
     def write_eof(self) -> None:
         self._shut(socket.SHUT_WR)

@@ -58,7 +58,7 @@ async def body_of(
     while (piece := await incoming.piece()) is not None:
         body += piece
     await sending
-    return body, incoming.held
+    return body, incoming.unparsed
 
 
 BODIES: dict[str, tuple[bytes, bytes]] = {

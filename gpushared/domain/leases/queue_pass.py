@@ -99,7 +99,7 @@ def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
         lease.payer,
         _priority(lease, policy),
         lease.state.since if isinstance(lease.state, Requeued | Suspended) else lease.created_at,
-        held=bool(lease.held_by),
+        is_held=bool(lease.held_by),
         begin_at=state.begins_at(lease.request),
         after=tuple(LeaseId(name) for name in lease.request.after if LeaseId(name) in state.leases),
         served=lease.preemption.served_seconds,

@@ -66,7 +66,7 @@ class PendingRequest:
     project: str
     priority: int
     since: float
-    held: bool = False
+    is_held: bool = False
     begin_at: float | None = None
     after: tuple[LeaseId, ...] = ()
     served: float = 0.0

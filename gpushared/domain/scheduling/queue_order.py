@@ -102,7 +102,7 @@ def shared(request: Request) -> Request:
 
 def reason_to_hold_back(candidate: PendingRequest, now: float) -> PassDecision | None:
     """Return why the pass may not look at a request yet, or None if it may."""
-    if candidate.held:
+    if candidate.is_held:
         return PassDecision(WaitReason.HELD, "is held back until somebody unholds it")
     if candidate.begin_at is not None and now < candidate.begin_at:
         return PassDecision(WaitReason.BEGIN_TIME, "is not to begin yet")

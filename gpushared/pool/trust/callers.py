@@ -170,7 +170,7 @@ class Callers:
             caller = Admitted(f"node {self.node_of(context).node}", share=SHARE_OF_A_NODE)
         else:
             caller = Admitted(f"API token {self._recognised(_metadata(context, AUTHORIZATION)).id}")
-        self.note_admitted(context.peer(), caller.who)
+        self.note_admitted(context.peer(), caller.name)
         return caller
 
     def node_of(self, context: Context[Any, Any]) -> NodeCertificate:

@@ -235,7 +235,7 @@ def _candidate(at: int, text: str, policy: Policy) -> PendingRequest:
         words[0],
         int(said.get("priority", policy.classes[lease.request.lease_class].priority)),
         NOW - parse_duration(said.get("waited", "1m")),
-        held="held" in said,
+        is_held="held" in said,
         begin_at=NOW + parse_duration(said["begin"]) if "begin" in said else None,
         after=tuple(LeaseId(name) for name in said.get("after", "").split(",") if name),
         served=float(parse_duration(said["served"]) if "served" in said else 0),

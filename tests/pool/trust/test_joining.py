@@ -255,7 +255,7 @@ def test_peers_that_are_gone_do_not_stay_in_memory() -> None:
         rates.spend(f"ipv4:10.0.{number // 256}.{number % 256}")
     with pytest.raises(LimitReached):
         rates.spend("ipv4:10.0.39.15")
-    assert len(rates._left) <= 4097
+    assert len(rates._tries) <= 4097
 
 
 async def test_a_node_that_is_in_a_pool_joins_no_other(pool: Coordinator, tmp_path: Path) -> None:
