@@ -44,9 +44,9 @@ class NvmlMemoryLimits:
             return f"{self._cgroup_root} is not cgroup v2, which the driver needs"
         if os.geteuid() != 0:
             return _NO_LIMITS[NvmlCode.NO_PERMISSION]
-        described = await self._gpus.describe()
-        usable = [gpu.gpu for gpu in described.gpus if gpu.trouble is None]
-        whole = [gpu.gpu for gpu in described.gpus if gpu.trouble is None and not gpu.mig]
+        facts = await self._gpus.describe()
+        usable = [gpu.gpu for gpu in facts.gpus if gpu.trouble is None]
+        whole = [gpu.gpu for gpu in facts.gpus if gpu.trouble is None and not gpu.mig]
         if not usable:
             raise GpusUnavailable("there is no GPU to try memory limits on")
         if not whole:

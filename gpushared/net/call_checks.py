@@ -57,18 +57,7 @@ OPTIONS = [
 
 _PEER = re.compile(r"unix-abstract:gpushared/[0-9a-f]+/(\d+)/(\d+)/(\d+)/(\d+)")
 
-STATUS = {
-    Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    Code.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
-    Code.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Code.PERMISSION_DENIED: grpc.StatusCode.PERMISSION_DENIED,
-    Code.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    Code.RESOURCE_EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Code.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Code.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Code.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
-    Code.INTERNAL: grpc.StatusCode.INTERNAL,
-}
+STATUS = {code: grpc.StatusCode[code.name] for code in Code}
 
 Context = grpc.aio.ServicerContext
 _RequestT = TypeVar("_RequestT")

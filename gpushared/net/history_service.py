@@ -192,8 +192,8 @@ class HistoryApi:
         )
 
     def _job_view(self, job: JobHistory, caller: Caller) -> history_pb2.PastJob:
-        own = self._rights.is_own(caller, job.summary.owner, job.summary.owner_uid)
-        return job_view(job, with_names=caller.trusted or own)
+        is_own = self._rights.is_own(caller, job.summary.owner, job.summary.owner_uid)
+        return job_view(job, with_names=caller.trusted or is_own)
 
     async def report(self, message: history_pb2.ReportRequest, caller: Caller) -> history_pb2.ReportResponse:
         """Report on a lease, or on all attempts of a job."""

@@ -34,14 +34,12 @@ from gpushared.net.error_answers import (
 )
 from gpushared.net.http_parser import HangUpWatch, Incoming
 from gpushared.net.limits import Shares, UserShare
-from gpushared.net.socket_wire import READ_BYTES, Piece, Wire, taken_over
+from gpushared.net.socket_wire import LINGER_SECONDS, READ_BYTES, Piece, Wire, taken_over
 from gpushared.storage.audit.line import DIGESTED_BYTES, UNKNOWN, Origin
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 CONTINUE = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
 CLOSING = (b"Connection", b"close")
-DISCARD_BYTES = 64 * 1024
-LINGER_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +273,10 @@ class Exchange:
         If the request's body was not read, the connection ends, and the response says so: a client's next
         request on it would get no answer.
         """
-        own = [(b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body))]
+        own_headers = [(b"Content-Type", content_type), (b"Content-Length", b"%d" % len(body))]
         if self.has_unread_body:
-            own.append(CLOSING)
-        await self.start(status, [*headers, *own], b"" if self.method == "HEAD" else body)
+            own_headers.append(CLOSING)
+        await self.start(status, [*headers, *own_headers], b"" if self.method == "HEAD" else body)
         await self.finish()
 
     async def go_on_waiting(self) -> None:
@@ -463,8 +461,12 @@ class _Connection:
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         body = docker_error(message)
-        own = [(b"Content-Type", b"application/json"), (b"Content-Length", b"%d" % len(body)), CLOSING]
-        head = h11.Response(status_code=status, headers=self.with_own(own))
+        own_headers = [
+            (b"Content-Type", b"application/json"),
+            (b"Content-Length", b"%d" % len(body)),
+            CLOSING,
+        ]
+        head = h11.Response(status_code=status, headers=self.with_own(own_headers))
         bodiless = request is not None and request.method == b"HEAD"
         await self.send(head, *(() if bodiless else (h11.Data(data=body),)), h11.EndOfMessage())
         await self._linger()
@@ -596,5 +598,5 @@ async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         if writer.can_write_eof():
             writer.write_eof()
         async with asyncio.timeout(LINGER_SECONDS):
-            while await reader.read(DISCARD_BYTES):
+            while await reader.read(READ_BYTES):
                 pass

@@ -186,7 +186,7 @@ class Identities:
         caller = await self._remembered_caller(peer)
         if id_range := self.subordinates.range_of(peer.uid):
             if caller.name == str(peer.uid):
-                raise _subordinate(peer.uid, id_range.owner_words)
+                raise _subordinate(peer.uid, id_range.owner_text)
             self._accounts_in_ranges.add(peer.uid)
         return caller
 
@@ -294,7 +294,7 @@ class IdRange:
     owner: str
 
     @property
-    def owner_words(self) -> str:
+    def owner_text(self) -> str:
         return f"uid {self.owner}" if self.owner.isdecimal() else self.owner
 
 

@@ -95,21 +95,21 @@ class CallerTurns:
     async def of(self, caller: Admitted) -> AsyncIterator[AsyncExitStack]:
         """Hold a turn for as long as the block runs, or until the stack is closed. Raises LimitReached."""
         name = caller.name
-        own = self._of.setdefault(name, asyncio.Semaphore(self._of_caller * caller.share))
+        caller_turns = self._of.setdefault(name, asyncio.Semaphore(self._of_caller * caller.share))
         self._users[name] += 1
         try:
             async with AsyncExitStack() as turn:
-                await self._take(turn, own, name)
+                await self._take(turn, caller_turns, name)
                 yield turn
         finally:
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name], self._of[name]
 
-    async def _take(self, turn: AsyncExitStack, own: asyncio.Semaphore, name: str) -> None:
+    async def _take(self, turn: AsyncExitStack, caller_turns: asyncio.Semaphore, name: str) -> None:
         try:
             async with asyncio.timeout(self._seconds):
-                await turn.enter_async_context(own)
+                await turn.enter_async_context(caller_turns)
                 await turn.enter_async_context(self._all)
         except TimeoutError:
             raise LimitReached(

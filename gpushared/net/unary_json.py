@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from gpushared.domain.model.errors import Code, GpushareError, NotLeader, RequestError
+from gpushared.domain.model.errors import Code, GpushareError, NotLeader, RequestError, http_status
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.http_server import WebReply, WebRequest
@@ -22,26 +22,11 @@ from gpushared.storage.audit.line import Origin
 
 log = logging.getLogger(__name__)
 
-MAX_PARSER_WORDS = 200
+MAX_PARSER_CHARACTERS = 200
 REVISION = b"Gpushare-Revision"
 """Two answers with this header's same value are of the same state."""
 
 AGE = b"Gpushare-Age-Seconds"
-
-CONNECT_STATUS = {
-    Code.INVALID_ARGUMENT: 400,
-    Code.FAILED_PRECONDITION: 400,
-    Code.NOT_FOUND: 404,
-    Code.PERMISSION_DENIED: 403,
-    Code.UNAUTHENTICATED: 401,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.UNAVAILABLE: 503,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-}
-"""Follow Connect's table of codes (https://connectrpc.com/docs/protocol#error-codes)."""
-
 
 Call = Callable[..., Awaitable[Message]]
 
@@ -112,13 +97,15 @@ def parsed(body: bytes, unary: Unary) -> Message:
 
 def _one_line(text: str) -> str:
     """Return the parser's message in one line, without most of its quotation of a long body."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_PARSER_WORDS])
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_PARSER_CHARACTERS])
 
 
 def failure(error: GpushareError) -> WebReply:
     """Return an error of the tree in Connect's form."""
     leader = error.leader if isinstance(error, NotLeader) else ""
-    return _error(CONNECT_STATUS[error.code], error.code, error.message, error.hint, leader)
+    # Connect has another status for this code alone (https://connectrpc.com/docs/protocol#error-codes).
+    status = 400 if error.code is Code.FAILED_PRECONDITION else http_status(error)
+    return _error(status, error.code, error.message, error.hint, leader)
 
 
 def _error(status: int, code: Code, message: str, hint: str, leader: str = "") -> WebReply:

@@ -29,7 +29,7 @@ def ranges(file: Path, *lines: str) -> SubordinateIds:
 
 def owner_of(ids: SubordinateIds, uid: int) -> str | None:
     found = ids.range_of(uid)
-    return None if found is None else found.owner_words
+    return None if found is None else found.owner_text
 
 
 def test_an_id_in_a_range_is_its_owners_and_those_around_it_are_nobodys(file: Path) -> None:

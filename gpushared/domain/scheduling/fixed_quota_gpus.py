@@ -116,10 +116,10 @@ def arrange(needs: Sequence[FixedQuotaNeed]) -> Arrangement:
     """
     board = _Board(needs)
     rests = sorted((need for need in needs if need.rest), key=lambda need: -need.rest)
-    later = [need for need in rests if not (need.whole and board.keep_rest(need, in_use=True))]
+    other_rests = [need for need in rests if not (need.whole and board.keep_rest(need, in_use=True))]
     for need in sorted(needs, key=lambda need: -need.whole):
         board.keep_whole(need)
-    for need in later:
+    for need in other_rests:
         if not board.keep_rest(need):
             board.arrangement.lacking.append((need, need.rest))
     for need, permille in board.arrangement.lacking:
@@ -140,24 +140,26 @@ class _Board:
 
         ``in_use``: only around build work that fits in the rest. Return False if there is no such GPU.
         """
-        able = [slot for slot in need.slots if self._fits(need, slot, need.rest)]
+        fitting = [slot for slot in need.slots if self._fits(need, slot, need.rest)]
         if in_use:
-            able = [slot for slot in able if need.held(slot) != NONE and need.is_within_rest(slot)]
-        if able:
-            best = min(able, key=lambda slot: (-need.held(slot).permille, self._free[slot.gpu.id].permille))
+            fitting = [slot for slot in fitting if need.held(slot) != NONE and need.is_within_rest(slot)]
+        if fitting:
+            best = min(
+                fitting, key=lambda slot: (-need.held(slot).permille, self._free[slot.gpu.id].permille)
+            )
             self._keep(need, best, need.rest)
-        return bool(able)
+        return bool(fitting)
 
     def keep_whole(self, need: FixedQuotaNeed) -> None:
         """Keep the whole GPUs, on one host if one has room for all."""
-        able: dict[str, list[Slot]] = defaultdict(list)
+        fitting: dict[str, list[Slot]] = defaultdict(list)
         for slot in sorted(need.slots, key=lambda slot: -need.held(slot).permille):
             if need.whole and self._fits(need, slot, WHOLE_PERMILLE):
-                able[slot.host].append(slot)
+                fitting[slot.host].append(slot)
         lacking = need.whole
-        while lacking and able:
-            host = max(able, key=lambda host: _worth(need, able[host], lacking))
-            for slot in able.pop(host)[:lacking]:
+        while lacking and fitting:
+            host = max(fitting, key=lambda host: _worth(need, fitting[host], lacking))
+            for slot in fitting.pop(host)[:lacking]:
                 self._keep(need, slot, WHOLE_PERMILLE)
                 lacking -= 1
         self.arrangement.lacking += [(need, WHOLE_PERMILLE)] * lacking

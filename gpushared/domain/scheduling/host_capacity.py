@@ -12,7 +12,6 @@ from gpushared.domain.scheduling.placement.fleet_capacity import smallest_of_eac
 from gpushared.domain.scheduling.placement.free_capacity import (
     FreeCapacities,
     FreeCapacity,
-    is_grant,
     place,
 )
 
@@ -45,9 +44,8 @@ class HostCapacity:
         options: list[tuple[int, int, int, tuple[Grant, ...]]] = []
         for name in self._worth_looking(request, gone, host):
             capacities = self._capacities_of(name, request, gone, closed)
-            answer = place(request, capacities)
-            if is_grant(answer):
-                grants = tuple(grant for grant in answer if isinstance(grant, Grant))
+            grants = tuple(grant for grant in place(request, capacities) if isinstance(grant, Grant))
+            if grants:
                 untouched = sum(not capacities[grant.gpu].leases for grant in grants)
                 free = sum(capacity.free_permille for capacity in capacities.values())
                 options.append((untouched, free, self._order[name], grants))
@@ -63,9 +61,9 @@ class HostCapacity:
     def _look(self, host: str) -> None:
         """Note the most free compute (permille) on one GPU of a host, and the number of GPUs without leases."""
         capacities = self._hosts[host].values()
-        most = max((capacity.free_permille for capacity in capacities), default=0)
-        if most > 0:
-            self._free[host] = most, sum(not capacity.leases for capacity in capacities)
+        most_free = max((capacity.free_permille for capacity in capacities), default=0)
+        if most_free > 0:
+            self._free[host] = most_free, sum(not capacity.leases for capacity in capacities)
         else:
             self._free.pop(host, None)
 

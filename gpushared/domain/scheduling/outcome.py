@@ -93,7 +93,8 @@ def waits_for_leases(request: Request, capacities: FreeCapacities) -> bool:
 
 
 def _refusals(request: Request, capacities: FreeCapacities) -> tuple[Refusal, ...]:
-    return tuple(r for r in (refuse(request, capacity) for capacity in capacities.values()) if r is not None)
+    refusals = (refuse(request, capacity) for capacity in capacities.values())
+    return tuple(refusal for refusal in refusals if refusal is not None)
 
 
 def _first_of(order: Sequence[Reason], refusals: Iterable[Refusal]) -> Reason:

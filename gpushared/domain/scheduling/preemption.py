@@ -143,7 +143,7 @@ class PreemptionRules:
         The time is infinite if no other lease may be.
         """
         preemptible: dict[LeaseId, tuple[RunningLease, PreemptionReason]] = {}
-        later = NEVER
+        next_at = NEVER
         over_quota = self.over_quota() if claim else self.lossless()
         holder_index = self.quota_usage.holder_index
         behind = holder_index.behind(winner.lease.id).values()
@@ -160,8 +160,8 @@ class PreemptionRules:
             if free_from <= self.now:
                 preemptible[holder.lease.id] = (holder, right)
             else:
-                later = min(later, free_from)
-        return preemptible, later
+                next_at = min(next_at, free_from)
+        return preemptible, next_at
 
     def right(
         self, winner: PendingRequest, holder: RunningLease, *, claim: bool, turn: bool
@@ -391,20 +391,20 @@ def _on_gpu(
     gpu: GpuId, host: str, holders: list[RunningLease], request: Request, capacity: CapacityPort, now: float
 ) -> list[RunningLease] | None:
     """Return the cheapest victims on one GPU; None if all of them would not do."""
-    here = [holder for holder in holders if any(grant.gpu == gpu for grant in holder.lease.grants)]
+    on_gpu = [holder for holder in holders if any(grant.gpu == gpu for grant in holder.lease.grants)]
     pinned = replace(request, gpus=(gpu,), gpu_count=1)
 
     def fits(victims: Collection[RunningLease]) -> bool:
         gone: list[Lease] = [holder.lease for holder in victims]
         return bool(capacity.place(_beside(victims, pinned), gone=gone, host=host))
 
-    if not fits(here):
+    if not fits(on_gpu):
         return None
-    if len(here) > EXACT_UP_TO:
-        return _needed(here, fits, now)
-    subsets = [list(some) for size in range(len(here) + 1) for some in combinations(here, size)]
-    subsets.sort(key=lambda some: _price(some, now))
-    return next(some for some in subsets if fits(some))
+    if len(on_gpu) > EXACT_UP_TO:
+        return _needed(on_gpu, fits, now)
+    subsets = [list(subset) for size in range(len(on_gpu) + 1) for subset in combinations(on_gpu, size)]
+    subsets.sort(key=lambda subset: _price(subset, now))
+    return next(subset for subset in subsets if fits(subset))
 
 
 def _needed(

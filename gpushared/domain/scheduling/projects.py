@@ -249,19 +249,19 @@ def _figure_problems(policy: Policy) -> Iterable[str]:
 def _promised_too_much(policy: Policy, capacity: Mapping[str, int]) -> Iterable[str]:
     """Yield a sentence for each set of guarantees that could not all be kept at the same time."""
     promised = dict.fromkeys(capacity, 0)
-    everything = 0
+    total = 0
     for project in policy.projects.values():
         for pool, quota in project.quotas():
-            everything += quota.guaranteed + quota.fixed
+            total += quota.guaranteed + quota.fixed
             if pool:
                 promised[pool] = promised.get(pool, 0) + quota.guaranteed + quota.fixed
     for model, amount in promised.items():
         if amount > capacity.get(model, 0):
-            there = gpus(capacity.get(model, 0))
-            yield f"the projects are guaranteed {gpus(amount)} of model {model}, but there are {there}"
-    if everything > sum(capacity.values()):
-        there = gpus(sum(capacity.values()))
-        yield f"the projects are guaranteed {gpus(everything)}, but there are {there}"
+            available = gpus(capacity.get(model, 0))
+            yield f"the projects are guaranteed {gpus(amount)} of model {model}, but there are {available}"
+    if total > sum(capacity.values()):
+        available = gpus(sum(capacity.values()))
+        yield f"the projects are guaranteed {gpus(total)}, but there are {available}"
 
 
 def gpus(permille: int) -> str:

@@ -18,6 +18,7 @@ from gpushared.domain.scheduling.fixed_quota import (
     arranged,
     request_for,
 )
+from gpushared.domain.scheduling.fixed_quota_gpus import Arrangement
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
 from gpushared.domain.scheduling.outcome import granted
 from gpushared.domain.scheduling.pass_records import (
@@ -107,11 +108,14 @@ class SchedulingPass:
         """
         if not any(project.has_fixed for project in self.policy.projects.values()):
             return
-        arrangement = arranged(self.policy, self.quota_usage, self.capacity, self._unreleased)
+        arrangement = self._arranged()
         self._fixed.keep(arrangement.parts)
         for need, permille in arrangement.lacking:
             self._reserve(LeaseId(""), need.project, request_for(need, permille))
         self._fixed.keep(arrangement.pieces)
+
+    def _arranged(self) -> Arrangement:
+        return arranged(self.policy, self.quota_usage, self.capacity, self._unreleased)
 
     def fixed(self) -> Mapping[str, tuple[Grant, ...]]:
         """Return the grants that are kept for the fixed quotas, by project."""
@@ -179,17 +183,17 @@ class SchedulingPass:
 
         If the GPUs were lost meanwhile, the pass looks at the winner like at every other request.
         """
-        new = [holder for holder in staying if holder.lease.id not in self._leaving]
-        for holder in new:
+        newly_leaving = [holder for holder in staying if holder.lease.id not in self._leaving]
+        for holder in newly_leaving:
             self.book_out(holder)
         if not self._has(winner, preemption.grants):
-            for holder in new:
+            for holder in newly_leaving:
                 self.book_back(holder)
             return
         if staying:
             self.verdicts[winner.lease.id] = preempting(preemption)
             self._vacate(staying)
-            self._unreleased.leave(new)
+            self._unreleased.leave(newly_leaving)
             self._unreleased.promise(winner, preemption.grants)
         else:
             self.grants[winner.lease.id] = preemption.grants
@@ -207,12 +211,12 @@ class SchedulingPass:
 
     def _book_out_victims(self, candidate: PendingRequest, victims: Victims) -> list[RunningLease]:
         """Book out the victims that no other winner has, and return them."""
-        new = [holder for holder in victims.holders if holder.lease.id not in self._leaving]
-        for holder in new:
+        newly_leaving = [holder for holder in victims.holders if holder.lease.id not in self._leaving]
+        for holder in newly_leaving:
             self.book_out(holder)
-        self._unreleased.leave(new)
+        self._unreleased.leave(newly_leaving)
         self._unreleased.promise(candidate, victims.grants)
-        return new
+        return newly_leaving
 
     def _vacate(self, holders: Iterable[RunningLease]) -> None:
         """Close the GPUs of leases that give way.
@@ -365,7 +369,7 @@ class SchedulingPass:
             victims = self._on_vacated_gpus(request, closed)
             if victims is not None and not self._fixed_at_stake(candidate, victims):
                 return PlacementPlan(victims.grants, victims)
-        may_go, later = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
+        may_go, next_at = self._preemption_rules.eligible(candidate, claim=claim, turn=turn)
         may_go = {lease: holder for lease, holder in may_go.items() if not self.is_done(lease)}
         for _ in range(TRIES if may_go else 0):
             victims = cheapest(request, may_go, self.index, self.capacity, closed, self._preemption_rules)
@@ -375,7 +379,7 @@ class SchedulingPass:
             closed |= at_stake
             if victims is None:
                 break
-        self.wake(later)
+        self.wake(next_at)
         return None
 
     def _fixed_at_stake(self, candidate: PendingRequest, victims: Victims) -> frozenset[GpuId]:
@@ -385,15 +389,17 @@ class SchedulingPass:
             return NOTHING
         unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
-            lacking = arranged(self.policy, self.quota_usage, self.capacity, unreleased).lacking_permille
-            new = self._book_out_victims(candidate, victims)
+            lacking_before = self._arranged().lacking_permille
+            newly_leaving = self._book_out_victims(candidate, victims)
             winner = self.book_in(candidate, victims.grants)
-            more = arranged(self.policy, self.quota_usage, self.capacity, self._unreleased).lacking_permille
+            lacking_after = self._arranged().lacking_permille
             self.book_out(winner)
-            for holder in new:
+            for holder in newly_leaving:
                 self.book_back(holder)
         self._unreleased = unreleased
-        return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants if more > lacking)
+        if lacking_after <= lacking_before:
+            return NOTHING
+        return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants)
 
     def _is_fixed_for(self, holder: RunningLease, winner: PendingRequest) -> bool:
         """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
@@ -465,16 +471,16 @@ class SchedulingPass:
         Where nobody can foresee the start of those others, only a request that yields makes room for them.
         """
         limit = request.time_limit_seconds
-        until = NEVER if limit is None else self.now + limit
-        build = request.lease_class is FIXED_CLASS
+        ends_at = NEVER if limit is None else self.now + limit
+        is_build = request.lease_class is FIXED_CLASS
         return self._vacating.union(
             gpu
             for reservation in self.reservations
             if reservation.lease != candidate.lease.id
             and (reservation.is_firm or candidate.yields)
             and not (firm_only and reservation.lease)
-            and not (not reservation.lease and build and reservation.project == candidate.project)
-            and not until <= reservation.start_at < NEVER
+            and not (not reservation.lease and is_build and reservation.project == candidate.project)
+            and not ends_at <= reservation.start_at < NEVER
             for gpu in reservation.gpus
         )
 

@@ -226,9 +226,3 @@ def grant_on(request: Request, capacity: FreeCapacity) -> Grant:
 def is_grant(answer: tuple[Grant, ...] | tuple[Refusal, ...]) -> bool:
     """Return True if ``place`` answered with grants."""
     return bool(answer) and isinstance(answer[0], Grant)
-
-
-def take(capacities: dict[GpuId, FreeCapacity], grants: Iterable[Grant], *, exclusive: bool) -> None:
-    """Book the grants in ``capacities``."""
-    for grant in grants:
-        capacities[grant.gpu] = capacities[grant.gpu].less(grant, exclusive=exclusive)
