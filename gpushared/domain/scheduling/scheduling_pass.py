@@ -519,7 +519,7 @@ NO_ROOM = PassDecision(WaitReason.RESOURCES, "waits for room")
 
 
 def _unmet(candidate: PendingRequest, request: Request) -> PassDecision:
-    """Return the verdict on a request that its project is guaranteed, and that no host has room for."""
+    """Return the decision on a request that its project is guaranteed, and that no host has room for."""
     text = (
         f"project {candidate.project} is guaranteed the {request.gpu_count} GPUs, but no host can give so many now: "
         "a guarantee counts GPUs, not hosts"
@@ -528,7 +528,7 @@ def _unmet(candidate: PendingRequest, request: Request) -> PassDecision:
 
 
 def preempting(preemption: Preemption) -> PassDecision:
-    """Return the winner's verdict while its victims leave."""
+    """Return the winner's decision while its victims leave."""
     names = ", ".join(victim.lease for victim in preemption.victims)
     verb = "gives" if len(preemption.victims) == 1 else "give"
     text = f"{names} {verb} way to it, because {preemption.why}"
@@ -541,7 +541,7 @@ def _rank(candidate: PendingRequest) -> tuple[int, str]:
 
 
 def _behind(candidate: PendingRequest, reservation: Reservation) -> PassDecision:
-    """Return the verdict on a request that fits, but not on the kept GPUs."""
+    """Return the decision on a request that fits, but not on the kept GPUs."""
     if not reservation.lease:
         text = f"fits, but the room is fixed for build work of {reservation.project}"
         return PassDecision(WaitReason.FIXED_QUOTA, text)
