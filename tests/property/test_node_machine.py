@@ -399,7 +399,7 @@ class NodeMachine(RuleBasedStateMachine):
         for lease in self.state.leases.values():
             if lease.container is not None and not (isinstance(lease.state, Draining) and not lease.grants):
                 assert lease.created_grants
-                assert {grant.gpu for grant in (*lease.created_grants, *lease.grants)} <= lease.given
+                assert {grant.gpu for grant in (*lease.created_grants, *lease.grants)} <= lease.container_gpus
 
     @invariant()
     def the_history_and_the_accounts_of_fair_share_agree_to_the_millisecond(self) -> None:

@@ -20,7 +20,7 @@ from gpushared.domain.model.gpu import (
 )
 from gpushared.domain.model.instances import (
     could_do,
-    in_words,
+    describe_instances,
     never_fits_hint,
     of_kind,
     wants_instances,
@@ -191,7 +191,7 @@ def _trouble(text: str, labels: list[str]) -> str:
 def _needs(request: Request, capacity: FreeCapacity) -> str:
     count = len(request.gpus) or request.gpu_count
     if wants_instances(request):
-        return in_words(request)
+        return describe_instances(request)
     at_least = "at least " if is_elastic(request) else ""
     if request.wants_whole_gpus:
         return f"{at_least}{count} whole GPU" + ("s" if count > 1 else "")

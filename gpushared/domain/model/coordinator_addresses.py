@@ -18,31 +18,31 @@ def joined(addresses: Iterable[str]) -> str:
 class CoordinatorAddresses:
     """Hold all addresses and the present one. Threads may share an object."""
 
-    def __init__(self, known: Callable[[], Sequence[str]]) -> None:
-        """``known`` returns at least one address; the list may change with time."""
-        self._known = known
+    def __init__(self, list_addresses: Callable[[], Sequence[str]]) -> None:
+        """``list_addresses`` returns at least one address; the list may change with time."""
+        self._list_addresses = list_addresses
         self._present = ""
         self._answering = ""
 
     @property
-    def known(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._known()))
+    def all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._list_addresses()))
 
     @property
     def has_others(self) -> bool:
         """Return True if there is another address to go to."""
-        return len(self.known) > 1
+        return len(self.all) > 1
 
     @property
     def present(self) -> str:
         """Return the address to use now."""
-        known = self.known
-        return self._present if self._present in known else known[0]
+        addresses = self.all
+        return self._present if self._present in addresses else addresses[0]
 
     @property
     def answering(self) -> str:
         """Return the address that answered last, even if only with a refusal; at first the present one."""
-        return self._answering if self._answering in self.known else self.present
+        return self._answering if self._answering in self.all else self.present
 
     def answered(self, address: str) -> None:
         """Note that a coordinator answers at the address."""
@@ -51,8 +51,8 @@ class CoordinatorAddresses:
     def leave(self, address: str) -> None:
         """Go on to the next address, unless another caller has left this one already."""
         if address == self.present:
-            known = self.known
-            self._present = known[(known.index(address) + 1) % len(known)]
+            addresses = self.all
+            self._present = addresses[(addresses.index(address) + 1) % len(addresses)]
 
 
 class AddressRound:
@@ -66,7 +66,7 @@ class AddressRound:
         """Leave the address, and return True if the round is over."""
         self._addresses.leave(address)
         self._failures += 1
-        is_over = self._failures >= len(self._addresses.known)
+        is_over = self._failures >= len(self._addresses.all)
         if is_over:
             self._failures = 0
         return is_over

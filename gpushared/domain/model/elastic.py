@@ -89,9 +89,9 @@ def _grow(
     tried = high
     while low < high:
         larger = side.sized(chosen, tried)
-        found = place(larger)
-        if found:
-            grants, low = found, tried
+        larger_grants = place(larger)
+        if larger_grants:
+            grants, low = larger_grants, tried
         else:
             high = tried - 1
         tried = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Match the names of GPU models with the words that people type for them."""
+"""Match the names of GPU models with the parts of names that people type."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.units import shown
 
 
-def models_named(words: Collection[str], gpus: Iterable[Gpu]) -> tuple[str, ...]:
-    """Return the names of the GPUs that hold one of the words, in small or capital letters.
+def models_named(parts: Collection[str], gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """Return the names of the GPUs that hold one of the parts, in small or capital letters.
 
-    A whole name counts as no part of another name. Raises NeverFits for a word that is in no name.
+    A whole name counts as no part of another name. Raises NeverFits for a part that is in no name.
     """
     names = tuple(dict.fromkeys(gpu.name for gpu in gpus))
-    for word in words:
-        if not any(is_called(name, word) for name in names):
+    for part in parts:
+        if not any(is_called(name, part) for name in names):
             raise NeverFits(
-                f"no GPU of this node is a {shown(word)}", hint=f"its models: {', '.join(names) or 'none'}"
+                f"no GPU of this node is a {shown(part)}", hint=f"its models: {', '.join(names) or 'none'}"
             )
-    return tuple(name for name in names if any(_means(word, name, names) for word in words))
+    return tuple(name for name in names if any(_means(part, name, names) for part in parts))
 
 
-def _means(word: str, name: str, names: Collection[str]) -> bool:
-    return word == name if word in names else is_called(name, word)
+def _means(part: str, name: str, names: Collection[str]) -> bool:
+    return part == name if part in names else is_called(name, part)
 
 
-def is_called(name: str, word: str) -> bool:
-    """Return True if a GPU's name holds the word, spaces and dashes aside (``rtx4090``, ``RTX-4090``)."""
-    return _plain(word) in _plain(name)
+def is_called(name: str, part: str) -> bool:
+    """Return True if a GPU's name holds the part, spaces and dashes aside (``rtx4090``, ``RTX-4090``)."""
+    return _plain(part) in _plain(name)
 
 
 def _plain(text: str) -> str:

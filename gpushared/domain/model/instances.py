@@ -54,29 +54,29 @@ def best_fit(gpu: Gpu) -> tuple[int, int, int, int, str]:
     return gpu.leasable_bytes, gpu.mig.compute_permille, gpu.index, gpu.mig.index, gpu.id
 
 
-def in_words(request: Request) -> str:
+def describe_instances(request: Request) -> str:
     """Write the request: ``a MIG instance``, ``2 MIG instances``, with the least that each must have."""
     count = len(request.gpus) or request.gpu_count
-    words = "a MIG instance" if count == 1 else f"{count} MIG instances"
+    noun = "a MIG instance" if count == 1 else f"{count} MIG instances"
     memory, share = request.memory_bytes, max(request.memory_permille or 0, request.compute_permille or 0)
     least = [format_memory(memory)] if memory else []
     least += [f"{format_share(share)} of a GPU"] if share else []
     each = " each" if count > 1 else ""
-    return f"{words} with at least {' and '.join(least)}{each}" if least else words
+    return f"{noun} with at least {' and '.join(least)}{each}" if least else noun
 
 
 def never_fits_hint(request: Request, gpus: Iterable[Gpu]) -> str:
     """Return a hint with another request, if no empty node could give these instances."""
     gpus = list(gpus)
-    known = of_kind(request, gpus)
-    if not known and any(gpu.split for gpu in gpus):
+    candidates = of_kind(request, gpus)
+    if not candidates and any(gpu.split for gpu in gpus):
         return "MIG is on here, but has no instances; `gpushare gpus` says how the admin makes some"
-    if not known:
+    if not candidates:
         return "no GPU here is split by MIG; ask for a part of one without --isolation mig"
-    enough = [gpu for gpu in known if could_do(request, gpu)]
+    enough = [gpu for gpu in candidates if could_do(request, gpu)]
     if enough:
         return f"this node has {len(enough)} such instance" + ("s" if len(enough) > 1 else "")
-    largest = max(known, key=best_fit)
+    largest = max(candidates, key=best_fit)
     assert largest.mig is not None
     share = min(largest.mig.memory_permille, largest.mig.compute_permille)
     size = f"{format_memory(largest.leasable_bytes)} and {format_share(share)} of its GPU"

@@ -541,25 +541,25 @@ class Lease:
         return self.state.grants if isinstance(self.state, Holding) else ()
 
     @property
-    def given(self) -> frozenset[GpuId]:
+    def container_gpus(self) -> frozenset[GpuId]:
         """Return the GPUs that the container may have: those at its creation, and its present or coming ones.
 
         A container that was created before its GPUs were known can have other GPUs at each start.
         """
         state = self.state
-        kept = state.held if isinstance(state, Suspended | Requeued) else self.grants
-        return frozenset(grant.gpu for grant in (*self.created_grants, *kept))
+        grants = state.held if isinstance(state, Suspended | Requeued) else self.grants
+        return frozenset(grant.gpu for grant in (*self.created_grants, *grants))
 
-    def walls_with(self, made: Walls) -> Walls:
-        """Return the walls that hold the lease after settings with the walls ``made`` were made for it.
+    def walls_with(self, new_walls: Walls) -> Walls:
+        """Return the walls that hold the lease after settings with ``new_walls`` were made for it.
 
         A container keeps the settings it was created with, whatever could be made for it now. The driver's
         limit is an exception: the limit is gone after a boot with a driver that has none.
         """
         if self.walls is None or isinstance(self.state, Reserved):
-            return made
-        if self.walls.memory_wall is MemoryWall.DRIVER and made.memory_wall is not MemoryWall.DRIVER:
-            return replace(self.walls, memory_wall=made.memory_wall)
+            return new_walls
+        if self.walls.memory_wall is MemoryWall.DRIVER and new_walls.memory_wall is not MemoryWall.DRIVER:
+            return replace(self.walls, memory_wall=new_walls.memory_wall)
         return self.walls
 
     @property

@@ -19,7 +19,7 @@ _URL = re.compile(r"(?P<site>https?://[A-Za-z0-9.-]+(?P<port>:[0-9]{1,5})?)(?P<p
 _STEPS = re.compile(r"(^|/)\.{1,2}(/|$)")
 _ENCODED = re.compile(r"%(2[ef]|5c)", re.IGNORECASE)
 """Servers read these steps of a path, and these signs in it, as a way out of the folder that the site allowed."""
-_OF_DOUBT = frozenset("%;\\")
+_AMBIGUOUS = frozenset("%;\\")
 """Servers and proxies differ in how they read these signs in a path, so that users' paths have none of them."""
 
 
@@ -98,7 +98,7 @@ def read_targets(text: str) -> tuple[str, ...]:
     """Return the targets in a list with commas: ``mail`` or URLs. Raises RequestError."""
     if len(text) > MAX_TARGETS * (MAX_URL + 1):
         raise RequestError(f"{len(text)} characters are no list of targets", hint="say mail or a URL")
-    targets = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    targets = tuple(dict.fromkeys(target.strip() for target in text.split(",") if target.strip()))
     check_targets(targets)
     return targets
 
@@ -134,19 +134,19 @@ def is_allowed(target: str, allowed: Iterable[str]) -> bool:
     """
     if target == MAIL:
         return MAIL in allowed
-    return is_url(target) and any(_is_below(target, one) for one in allowed if one != MAIL)
+    return is_url(target) and any(_is_below(target, beginning) for beginning in allowed if beginning != MAIL)
 
 
 def _is_below(url: str, beginning: str) -> bool:
     site, path = _parts(url)
-    of_beginning, folder = _parts(beginning)
-    if site.lower() != of_beginning.lower():
+    allowed_site, folder = _parts(beginning)
+    if site.lower() != allowed_site.lower():
         return False
     if path == folder:
         return True
     folder = folder if folder.endswith("/") else f"{folder}/"
     below = path.removeprefix(folder).partition("?")[0]
-    return path.startswith(folder) and _OF_DOUBT.isdisjoint(below)
+    return path.startswith(folder) and _AMBIGUOUS.isdisjoint(below)
 
 
 def _parts(url: str) -> tuple[str, str]:
@@ -158,8 +158,8 @@ def check_allowed(targets: Iterable[str], allowed: tuple[str, ...]) -> None:
     """Raise PermissionRefused for a target that the site does not allow."""
     for target in targets:
         if not is_allowed(target, allowed):
-            known = ", ".join(allowed) or "none"
+            names = ", ".join(allowed) or "none"
             raise PermissionRefused(
                 f"notifications to {target[:80]} are not allowed here",
-                hint=f"allowed targets: {known}; paths below them hold no % and no ;",
+                hint=f"allowed targets: {names}; paths below them hold no % and no ;",
             )

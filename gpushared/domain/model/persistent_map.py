@@ -25,11 +25,13 @@ class PersistentMap(Mapping[K, V]):
 
     def __init__(self, entries: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         pairs = entries.items() if isinstance(entries, Mapping) else entries
-        found: dict[int, dict[K, V]] = {}
+        chunks: dict[int, dict[K, V]] = {}
         for key, value in pairs:
-            found.setdefault(hash(key) & (CHUNKS - 1), {})[key] = value
-        self._chunks: list[dict[K, V]] = [found.get(at, {}) for at in range(CHUNKS)] if found else _none()
-        self._size = sum(map(len, found.values()))
+            chunks.setdefault(hash(key) & (CHUNKS - 1), {})[key] = value
+        self._chunks: list[dict[K, V]] = (
+            [chunks.get(at, {}) for at in range(CHUNKS)] if chunks else _empty_chunks()
+        )
+        self._size = sum(map(len, chunks.values()))
 
     def __getitem__(self, key: K) -> V:
         return self._chunks[hash(key) & (CHUNKS - 1)][key]
@@ -74,21 +76,23 @@ class PersistentMap(Mapping[K, V]):
 
         The cost follows the size of the change if the one mapping was made from the other.
         """
-        found: set[K] = set()
-        for mine, theirs in zip(self._chunks, before._chunks, strict=True):
-            if mine is not theirs:
+        changed_keys: set[K] = set()
+        for chunk, old_chunk in zip(self._chunks, before._chunks, strict=True):
+            if chunk is not old_chunk:
                 absent = object()
-                keys = mine.keys() | theirs.keys()
-                found |= {key for key in keys if mine.get(key, absent) is not theirs.get(key, absent)}
-        return found
+                keys = chunk.keys() | old_chunk.keys()
+                changed_keys |= {
+                    key for key in keys if chunk.get(key, absent) is not old_chunk.get(key, absent)
+                }
+        return changed_keys
 
     def _with(self, at: int, chunk: dict[K, V]) -> PersistentMap[K, V]:
-        made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
-        made._chunks = self._chunks.copy()
-        made._chunks[at] = chunk
-        made._size = self._size + len(chunk) - len(self._chunks[at])
-        return made
+        changed_map: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
+        changed_map._chunks = self._chunks.copy()
+        changed_map._chunks[at] = chunk
+        changed_map._size = self._size + len(chunk) - len(self._chunks[at])
+        return changed_map
 
 
-def _none() -> list[dict[K, V]]:
+def _empty_chunks() -> list[dict[K, V]]:
     return _EMPTY  # type: ignore[return-value]  # nobody changes it, so that it is empty for all types

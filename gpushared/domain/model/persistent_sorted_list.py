@@ -35,8 +35,8 @@ class PersistentSortedList(Generic[T]):
 
     def __contains__(self, item: T) -> bool:
         chunk = self._chunks[self._at(item)] if self._chunks else ()
-        place = bisect_left(chunk, item)
-        return place < len(chunk) and chunk[place] == item
+        index = bisect_left(chunk, item)
+        return index < len(chunk) and chunk[index] == item
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PersistentSortedList) and list(self) == list(other)
@@ -44,7 +44,7 @@ class PersistentSortedList(Generic[T]):
     __hash__ = None  # type: ignore[assignment]  # as of lists: nobody needs it, and it would cost
 
     def __repr__(self) -> str:
-        return f"Line({list(self)!r})"
+        return f"PersistentSortedList({list(self)!r})"
 
     def first(self) -> T | None:
         return self._chunks[0][0] if self._chunks else None
@@ -61,10 +61,10 @@ class PersistentSortedList(Generic[T]):
             return self._with(0, 0, ((item,),))
         at = self._at(item)
         chunk = self._chunks[at]
-        place = bisect_left(chunk, item)
-        if place < len(chunk) and chunk[place] == item:
+        index = bisect_left(chunk, item)
+        if index < len(chunk) and chunk[index] == item:
             return self
-        longer = (*chunk[:place], item, *chunk[place:])
+        longer = (*chunk[:index], item, *chunk[index:])
         halves = (longer,) if len(longer) <= CHUNK else (longer[: CHUNK // 2], longer[CHUNK // 2 :])
         return self._with(at, at + 1, halves)
 
@@ -74,10 +74,10 @@ class PersistentSortedList(Generic[T]):
             return self
         at = self._at(item)
         chunk = self._chunks[at]
-        place = bisect_left(chunk, item)
-        if place == len(chunk) or chunk[place] != item:
+        index = bisect_left(chunk, item)
+        if index == len(chunk) or chunk[index] != item:
             return self
-        shorter = chunk[:place] + chunk[place + 1 :]
+        shorter = chunk[:index] + chunk[index + 1 :]
         return self._with(at, at + 1, (shorter,) if shorter else ())
 
     def _at(self, item: T) -> int:
@@ -85,9 +85,9 @@ class PersistentSortedList(Generic[T]):
         return max(0, bisect_right(self._chunks, item, key=_first) - 1)
 
     def _with(self, start: int, end: int, chunks: tuple[tuple[T, ...], ...]) -> PersistentSortedList[T]:
-        made: PersistentSortedList[T] = PersistentSortedList.__new__(PersistentSortedList)
-        made._chunks = self._chunks[:start] + chunks + self._chunks[end:]
-        return made
+        changed_list: PersistentSortedList[T] = PersistentSortedList.__new__(PersistentSortedList)
+        changed_list._chunks = self._chunks[:start] + chunks + self._chunks[end:]
+        return changed_list
 
 
 def _first(chunk: tuple[T, ...]) -> T:

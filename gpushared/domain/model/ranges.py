@@ -57,8 +57,8 @@ def parse_gpu_range(text: str) -> GpuRange:
     """Read each end with ``parse_gpu``. A range of shares is one of each GPU: ``2x0.25..0.5``."""
     low_text, to, high_text = text.partition(TO)
     if not to:
-        one = parse_gpu(text)
-        return GpuRange(Range(one.count, one.count), Range(one.permille, one.permille))
+        size = parse_gpu(text)
+        return GpuRange(Range(size.count, size.count), Range(size.permille, size.permille))
     low, high = parse_gpu(low_text), _high_end(low_text, high_text, text)
     if _counts(low_text, low):
         if not _counts(high_text, high):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from gpushared.domain.model.errors import NotFound, RequestError
 from gpushared.domain.model.gpu import WHOLE_PERMILLE
-from gpushared.domain.model.instances import in_words
+from gpushared.domain.model.instances import describe_instances
 from gpushared.domain.model.lease import Grant
 from gpushared.domain.model.notification import read_targets
 from gpushared.domain.model.ranges import (
@@ -94,7 +94,7 @@ def read_request(spec: RequestSpec, presets: Mapping[str, RequestSpec]) -> Reque
         memory_bytes=size.memory_bytes,
         memory_permille=size.compute_permille if _is_compute_alone(spec) else size.memory_permille,
         isolation=isolation,
-        lease_class=_word(LeaseClass, spec.lease_class, "class") or LeaseClass.TRAIN,
+        lease_class=_choice(LeaseClass, spec.lease_class, "class") or LeaseClass.TRAIN,
         time_limit_seconds=parse_duration(spec.time) if spec.time else None,
         preset=spec.preset or None,
         priority=_priority(spec.priority),
@@ -215,7 +215,7 @@ def _fill_from_preset(spec: RequestSpec, presets: Mapping[str, RequestSpec]) -> 
 
 
 def _isolation(spec: RequestSpec, *, whole: bool, parts: tuple[int | None, ...]) -> Isolation:
-    isolation = _word(Isolation, spec.isolation, "isolation")
+    isolation = _choice(Isolation, spec.isolation, "isolation")
     if isolation is Isolation.EXCLUSIVE and any(part not in (None, WHOLE_PERMILLE) for part in parts):
         raise RequestError(
             "exclusive means whole GPUs, not a part of one", hint="ask for --gpu 1, or leave --isolation out"
@@ -230,12 +230,7 @@ NOTICE_SIGNALS = ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 def _restarts(text: str) -> int:
     if not text:
         return 0
-    if not (
-        text.isascii()
-        and text.isdigit()
-        and len(text) <= len(str(MAX_RESTARTS))
-        and int(text) <= MAX_RESTARTS
-    ):
+    if re.fullmatch(r"\d{1,3}", text, re.ASCII) is None or int(text) > MAX_RESTARTS:
         raise RequestError(f"{shown(text)} is not how often to start again", hint=f"give 0 to {MAX_RESTARTS}")
     return int(text)
 
@@ -273,17 +268,17 @@ def _models(text: str) -> tuple[str, ...]:
         raise RequestError(
             f"{len(text)} characters are no list of GPU models", hint="name them with commas: h100,a100"
         )
-    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    for word in words:
-        if not any(c.isalnum() for c in word):
-            raise RequestError(f"{shown(word)} is no GPU model", hint="`gpushare gpus` shows their names")
-    return words
+    models = tuple(dict.fromkeys(model.strip() for model in text.split(",") if model.strip()))
+    for model in models:
+        if not any(c.isalnum() for c in model):
+            raise RequestError(f"{shown(model)} is no GPU model", hint="`gpushare gpus` shows their names")
+    return models
 
 
 MAX_HOST_CPU_MILLI = 10**9
 
 
-def _host(text: str, most: int, what: str) -> int | None:
+def _host(text: str, most: int, noun: str) -> int | None:
     """Return the CPU or memory of the host that a container may use; None if docker named none.
 
     Any number in docker's own range passes.
@@ -291,7 +286,7 @@ def _host(text: str, most: int, what: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 0 < int(text) <= most):
-        raise RequestError(f"{shown(text)} {what} of the host cannot be had", hint=f"give 1 to {most}")
+        raise RequestError(f"{shown(text)} {noun} of the host cannot be had", hint=f"give 1 to {most}")
     return int(text)
 
 
@@ -313,52 +308,52 @@ def _priority(text: str) -> int:
     return int(text)
 
 
-_Words = TypeVar("_Words", bound=StrEnum)
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
-def _word(words: type[_Words], text: str, what: str) -> _Words | None:
+def _choice(choices: type[_Choice], text: str, noun: str) -> _Choice | None:
     if not text:
         return None
     try:
-        return words(text)
+        return choices(text)
     except ValueError:
         raise RequestError(
-            f"{shown(text)} is not a known {what}", hint="choose one of " + ", ".join(words)
+            f"{shown(text)} is not a known {noun}", hint="choose one of " + ", ".join(choices)
         ) from None
 
 
 def describe(request: Request) -> str:
     """Write the request as a user would type it: ``0.25``, ``2x0.5``, ``0.25 with 8 GiB``."""
     if request.isolation is Isolation.MIG:
-        return in_words(request)
+        return describe_instances(request)
     share = request.compute_permille
     if request.memory_bytes is not None and share is None:
-        text = _memory_words(request)
+        text = _memory_text(request)
         return text if request.gpu_count == 1 else f"{request.gpu_count}x{text}"
-    parts = [_memory_words(request)] if request.memory_bytes is not None else []
+    parts = [_memory_text(request)] if request.memory_bytes is not None else []
     other_compute = request.memory_bytes is None and share not in (None, request.memory_permille)
     if share is not None and (other_compute or request.compute_limit_permille is not None):
-        parts.append(f"{_to(share, request.compute_limit_permille, format_percent)}% compute")
-    size = _size_words(request)
+        parts.append(f"{_range_text(share, request.compute_limit_permille, format_percent)}% compute")
+    size = _size_text(request)
     return f"{size} with {' and '.join(parts)}" if parts else size
 
 
-def _memory_words(request: Request) -> str:
-    return _to(request.memory_bytes or 0, request.max_memory_bytes, format_memory)
+def _memory_text(request: Request) -> str:
+    return _range_text(request.memory_bytes or 0, request.max_memory_bytes, format_memory)
 
 
-def _size_words(request: Request) -> str:
+def _size_text(request: Request) -> str:
     by_memory = request.memory_permille is not None
     share = request.memory_permille or request.compute_permille or WHOLE_PERMILLE
     most = request.max_memory_permille if by_memory else request.max_compute_permille
     if share == WHOLE_PERMILLE:
-        return _to(request.gpu_count, request.max_gpu_count, str)
-    words = _to(share, most, format_share)
-    return words if request.gpu_count == 1 else f"{request.gpu_count}x{words}"
+        return _range_text(request.gpu_count, request.max_gpu_count, str)
+    size = _range_text(share, most, format_share)
+    return size if request.gpu_count == 1 else f"{request.gpu_count}x{size}"
 
 
-def _to(low: int, high: int | None, words: Callable[[int], str]) -> str:
-    return words(low) if high is None else f"{words(low)}{TO}{words(high)}"
+def _range_text(low: int, high: int | None, format_figure: Callable[[int], str]) -> str:
+    return format_figure(low) if high is None else f"{format_figure(low)}{TO}{format_figure(high)}"
 
 
 def size_of(grants: Sequence[Grant]) -> str:

@@ -166,12 +166,12 @@ def format_cores(milli: int) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write ``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units; nothing is shorter than ``0s``."""
-    left = max(0, int(seconds))
-    words = []
+    rest = max(0, int(seconds))
+    parts = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        amount, left = divmod(left, size)
+        amount, rest = divmod(rest, size)
         if amount:
-            words.append(f"{amount}{unit}")
-        elif words:
+            parts.append(f"{amount}{unit}")
+        elif parts:
             break
-    return "".join(words[:2]) or "0s"
+    return "".join(parts[:2]) or "0s"

@@ -73,5 +73,5 @@ def hits_every_client(number: int) -> bool:
 
 def describe(number: int) -> str:
     """Return the GPU's failure for a sickness (``fell off the bus (XID 79)``), else a whole clause."""
-    words = _KNOWN[number][1] if number in _KNOWN else "reported an error that its driver calls critical"
-    return f"{words} (XID {number})"
+    text = _KNOWN[number][1] if number in _KNOWN else "reported an error that its driver calls critical"
+    return f"{text} (XID {number})"

@@ -184,7 +184,7 @@ class PoolLink:
 
     def reload(self) -> None:
         """Connect again if the configuration names other coordinators now."""
-        if self.link is not None and self._dialled not in self.link.dial.addresses.known:
+        if self.link is not None and self._dialled not in self.link.dial.addresses.all:
             self.link.redial()
 
     async def changed(self, timeout_seconds: float) -> bool:

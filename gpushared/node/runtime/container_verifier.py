@@ -267,14 +267,14 @@ def given_gpus(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> frozenset[GpuId] | No
 
     Return None for a container whose GPUs an earlier release did not write down.
     """
-    given = lease.given
+    given = lease.container_gpus
     parents = (gpus[gpu].parent for gpu in given if gpu in gpus)
     return (given | {parent for parent in parents if parent is not None}) or None
 
 
 def minors_of(lease: Lease, gpus: Mapping[GpuId, Gpu], machine: MachineDevices) -> frozenset[int] | None:
     """Return the minors of the lease's GPUs; None unless all are known, as while one of the GPUs is lost."""
-    whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.given}
+    whole = {(gpus[gpu].parent or gpu) if gpu in gpus else gpu for gpu in lease.container_gpus}
     return frozenset(machine.minors[gpu] for gpu in whole) if whole <= machine.minors.keys() else None
 
 

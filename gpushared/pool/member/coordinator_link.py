@@ -186,7 +186,7 @@ class MemberLink:
         return LinkState(
             pool=self._identity.pool,
             address=self.dial.address,
-            coordinators=self._coordinators or len(self.dial.addresses.known),
+            coordinators=self._coordinators or len(self.dial.addresses.all),
             connected_since=_day(self._connected_since),
             away_since=_day(self._lost_since),
             heard_at=_day(heard or self._heard_at),

@@ -454,7 +454,7 @@ async def test_a_node_keeps_the_coordinators_that_it_is_told_of_over_a_restart(
         assert again.membership == kept
         assert again.addresses() == (kept.node_address, "dgx1:7441", "dgx2:7441", "dgx3:7441")
         assert link.link is not None
-        assert link.link.dial.addresses.known == again.addresses()
+        assert link.link.dial.addresses.all == again.addresses()
         assert is_up(link.link)
 
 
@@ -486,5 +486,5 @@ async def test_the_coordinators_of_the_configuration_are_dialled_and_no_others(
         link = await linked(machine, stack)
         await learned(machine, 3)
         assert link.link is not None
-        assert link.link.dial.addresses.known == ("127.0.0.1:1", membership.node_address)
+        assert link.link.dial.addresses.all == ("127.0.0.1:1", membership.node_address)
         assert link.link.state.address == membership.node_address
