@@ -12,7 +12,7 @@ from gpushared.domain.leases.events import Condition
 from gpushared.domain.leases.node_machine import handle
 from gpushared.domain.leases.node_rules import Action, IdlePolicy, Rules, WatchdogPolicy
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.notifications import of_gpus, of_lease, words_of
+from gpushared.domain.leases.notifications import of_gpus, of_lease, outcome_text
 from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import (
@@ -285,7 +285,7 @@ def test_nobody_learns_for_whom_a_lease_gives_way_nor_who_broke_its_server() -> 
         Preempted(f"gives way to {secret}"),
         Failed(f"caused by {secret}", secret),
     )
-    texts = [words_of(one) for one in outcomes]
+    texts = [outcome_text(one) for one in outcomes]
     texts += [event.text for event in of_lease(lease, node.state, node.now, (), soon_seconds=0)]
     assert not any("mallory" in text or "zzzz" in text for text in texts)
 
@@ -307,7 +307,7 @@ OUTCOMES: tuple[Outcome, ...] = (
 @pytest.mark.parametrize("one", OUTCOMES, ids=lambda one: type(one).__name__)
 def test_an_outcome_has_the_name_that_the_api_gives_it(one: Outcome) -> None:
     assert outcome_kind(one) == outcome(one, {}).kind
-    assert words_of(one)
+    assert outcome_text(one)
 
 
 def test_the_end_of_a_container_has_its_exit_code() -> None:

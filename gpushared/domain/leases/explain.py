@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpushared.domain.leases.forecast import POSITIONS, Start
+from gpushared.domain.leases.forecast import NO_START, POSITIONS, Start
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.surroundings import capacities_for, check_host, total_of_host
 from gpushared.domain.model.elastic import is_elastic, least, most
@@ -104,7 +104,7 @@ def _is_head(decision: Decision) -> bool:
 def _start(decision: Decision, now: float, starts: Mapping[LeaseId, Start] | None) -> float | None:
     start = NEVER
     if starts is not None:
-        start = starts[decision.lease].at if decision.lease in starts else NEVER
+        start = starts.get(decision.lease, NO_START).at
     elif decision.reservation is not None and _is_head(decision):
         start = decision.reservation.start_at
     return start if now < start < NEVER else None
@@ -151,25 +151,24 @@ def refusal_sentence(request: Request, decision: Decision, state: NodeState, now
         if (not request.models or capacity.gpu.name in request.models) and not capacity.apart_from
     ]
     if decision.reason is Reason.AWAY_FROM:
-        others = sorted({capacity.apart_from for capacity in capacities.values() if capacity.apart_from})
-        return f"keeps away from {', '.join(others)}, and no other GPU will do"
+        names = sorted({capacity.apart_from for capacity in capacities.values() if capacity.apart_from})
+        return f"keeps away from {', '.join(names)}, and no other GPU will do"
     if decision.reason is Reason.GPU_UNHEALTHY:
-        one = "MIG instance" if wants_instances(request) else "GPU"
-        few = f"no healthy {one} has" if request.gpu_count == 1 else f"too few healthy {one}s have"
+        noun = "MIG instance" if wants_instances(request) else "GPU"
+        few = f"no healthy {noun} has" if request.gpu_count == 1 else f"too few healthy {noun}s have"
         return f"{few} room: {'; '.join(_troubles(decision.refusals, state))}"
     if not possible:
-        what = "any MIG instance" if wants_instances(request) else "any GPU"
-        what += f" that is a {' or '.join(request.models)}" if request.models else ""
-        what = "the GPU that this is bound to" if capacities and request.gpus else what
-        return f"this node does not see {what} at the moment"
+        missing = "any MIG instance" if wants_instances(request) else "any GPU"
+        missing += f" that is a {' or '.join(request.models)}" if request.models else ""
+        missing = "the GPU that this is bound to" if capacities and request.gpus else missing
+        return f"this node does not see {missing} at the moment"
     best = max(
         possible,
         key=lambda capacity: (capacity.gpu.trouble is None, not capacity.exclusive, capacity.free_bytes),
     )
     models = f" ({' or '.join(request.models)})" if request.models else ""
-    return (
-        f"needs {_needs(request, best)}{models}; {_offer(request, possible, best)}{_held(state, best, now)}"
-    )
+    needs, offer = _needs(request, best), _offer(request, possible, best)
+    return f"needs {needs}{models}; {offer}{_holder_clause(state, best, now)}"
 
 
 def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
@@ -178,7 +177,7 @@ def _troubles(refusals: Iterable[Refusal], state: NodeState) -> list[str]:
     for refusal in refusals:
         if refusal.reason is Reason.GPU_UNHEALTHY and refusal.gpu in state.gpus:
             labels.setdefault(refusal.text, []).append(state.gpus[refusal.gpu].label)
-    return [_trouble(text, sorted(found)) for text, found in sorted(labels.items())]
+    return [_trouble(text, sorted(gpu_labels)) for text, gpu_labels in sorted(labels.items())]
 
 
 def _trouble(text: str, labels: list[str]) -> str:
@@ -205,13 +204,13 @@ def _offer(request: Request, capacities: Sequence[FreeCapacity], best: FreeCapac
     if request.wants_whole_gpus:
         free = sum(refuse(request, capacity) is None for capacity in capacities)
         return f"{free} of {len(capacities)} " + ("is free" if free == 1 else "are free")
-    left = max(0, best.free_permille), max(0, best.free_bytes)
-    if not any(left):
+    permille, free_bytes = max(0, best.free_permille), max(0, best.free_bytes)
+    if not permille and not free_bytes:
         return f"GPU {best.gpu.index} is full" if len(capacities) == 1 else "all GPUs are full"
-    return f"best is GPU {best.gpu.index} with {format_memory(left[1])} and {format_share(left[0])} free"
+    return f"best is GPU {best.gpu.index} with {format_memory(free_bytes)} and {format_share(permille)} free"
 
 
-def _held(state: NodeState, capacity: FreeCapacity, now: float | None) -> str:
+def _holder_clause(state: NodeState, capacity: FreeCapacity, now: float | None) -> str:
     """Name the lease that holds the most of a GPU, and until when; or the memory used without a lease."""
     holders = [
         (grant.memory_bytes, lease)
@@ -253,9 +252,9 @@ def _check_servers(request: Request, gpus: Iterable[Gpu]) -> None:
     open_to_all = [replace(gpu, exclusive_process=False) for gpu in gpus]
     if is_grant(place(request, free_capacities(open_to_all, (), {}))):
         separate = request.isolation is Isolation.SEPARATE
-        what = "a separate lease" if separate else "a lease of parts of several GPUs"
+        subject = "a separate lease" if separate else "a lease of parts of several GPUs"
         raise NeverFits(
-            f"{what} needs an MPS server of its own, and `exclusive_process` lets each GPU have one only",
+            f"{subject} needs an MPS server of its own, and `exclusive_process` lets each GPU have one only",
             hint="ask for a shared part of one GPU, or for whole GPUs",
         )
 
@@ -264,26 +263,23 @@ def nearest_size(request: Request, gpus: Iterable[Gpu]) -> str:
     """Return a hint with the nearest size that this node could grant when it is empty."""
     gpus = list(gpus)
     alike = [gpu for gpu in gpus if not request.models or gpu.name in request.models]
-    known = sorted(of_kind(request, alike), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
+    candidates = sorted(of_kind(request, alike), key=lambda gpu: (-gpu.leasable_bytes, gpu.index))
     if not {gpu.id for gpu in gpus}.issuperset(request.gpus):
         return "the GPU that this is bound to is not there"
     if wants_instances(request):
         return never_fits_hint(request, alike)
-    if not known and gpus:
+    if not candidates and gpus:
         such = "such " if request.models else ""
         return f"every {such}GPU here is split by MIG; add --isolation mig to get an instance"
-    if not known:
+    if not candidates:
         return "this node has no GPU"
-    largest = known[0].leasable_bytes
-    if request.gpu_count > len(known):
-        one = f"{' or '.join(request.models)}" if request.models else "GPU"
-        several = "s" if len(known) != 1 and not request.models else ""
-        return f"this node has {len(known)} {one}{several}: --gpu {len(known)} is the most"
-    if (
-        request.memory_bytes is not None
-        and request.memory_bytes > known[request.gpu_count - 1].leasable_bytes
-    ):
-        fits = known[request.gpu_count - 1].leasable_bytes
+    largest = candidates[0].leasable_bytes
+    if request.gpu_count > len(candidates):
+        noun = " or ".join(request.models) or "GPU"
+        several = "s" if len(candidates) != 1 and not request.models else ""
+        return f"this node has {len(candidates)} {noun}{several}: --gpu {len(candidates)} is the most"
+    fits = candidates[request.gpu_count - 1].leasable_bytes
+    if request.memory_bytes is not None and request.memory_bytes > fits:
         return f"the most that fits is --gpu-memory {fits // MIB}m ({format_memory(fits)}) on each GPU"
     return f"{describe(request)} is more than a GPU's {format_memory(largest)}"
 

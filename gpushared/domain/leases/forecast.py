@@ -55,27 +55,32 @@ class Start:
     """A clause on the leases that give way to it and the rule by which they do; empty if none does."""
 
 
-def starts(state: NodeState, now: float, decided: Sequence[Decision] = ()) -> Mapping[LeaseId, Start]:
+NO_START = Start(NEVER, ())
+
+
+def starts(state: NodeState, now: float, decisions: Sequence[Decision] = ()) -> Mapping[LeaseId, Start]:
     """Return each waiting lease's start if every lease uses its whole time limit, without unknown starts.
 
-    ``decided`` is the result of the pass over the queue, in the order of the queue.
+    ``decisions`` is the result of the pass over the queue, in the order of the queue.
     """
-    waiting = [one.lease for one in decided] or [lease.id for lease in state.waiting()]
+    waiting = [decision.lease for decision in decisions] or [lease.id for lease in state.waiting()]
     sought, beyond = set(waiting[:POSITIONS]), set(waiting[POSITIONS:])
-    known = {lease: _due(one, state.rules, now) for lease, one in state.leases.items() if lease not in beyond}
-    state = replace(state, leases=known)
-    found: dict[LeaseId, Start] = {}
+    leases = {
+        name: _due(lease, state.rules, now) for name, lease in state.leases.items() if name not in beyond
+    }
+    state = replace(state, leases=leases)
+    expected_starts: dict[LeaseId, Start] = {}
     at, given_way = now, _given_way(state)
     for _ in range(STEPS):
-        state, look_again_at = _passed(state, at, sought, found)
-        ahead = [look_again_at, *(_leaves_at(one, state.rules) for one in state.holders())]
+        state, look_again_at = _passed(state, at, sought, expected_starts)
+        ahead = [look_again_at, *(_leaves_at(lease, state.rules) for lease in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
-        if not later or sought <= found.keys():
+        if not later or sought <= expected_starts.keys():
             break
         if state.policy.lossless_only and _given_way(state) >= given_way + ROUNDS:
             break
         at = min(later)
-    return found
+    return expected_starts
 
 
 def _given_way(state: NodeState) -> int:
@@ -83,18 +88,20 @@ def _given_way(state: NodeState) -> int:
     return sum(lease.preemption.count for lease in state.leases.values())
 
 
-def in_order_of_start(decided: Iterable[Decision], known: Mapping[LeaseId, Start]) -> list[Decision]:
+def in_order_of_start(
+    decisions: Iterable[Decision], expected_starts: Mapping[LeaseId, Start]
+) -> list[Decision]:
     """Number the decisions by the expected starts of their requests.
 
     Requests that start at the same time stay in the order in which the pass looked at them. Requests whose
     start nobody knows stay so too, behind all others.
     """
-    ordered = sorted(decided, key=lambda one: known[one.lease].at if one.lease in known else NEVER)
-    return [replace(one, position=place) for place, one in enumerate(ordered, start=1)]
+    ordered = sorted(decisions, key=lambda decision: expected_starts.get(decision.lease, NO_START).at)
+    return [replace(decision, position=position) for position, decision in enumerate(ordered, start=1)]
 
 
 def _passed(
-    state: NodeState, at: float, sought: Collection[LeaseId], found: dict[LeaseId, Start]
+    state: NodeState, at: float, sought: Collection[LeaseId], expected_starts: dict[LeaseId, Start]
 ) -> tuple[NodeState, float]:
     """Return the state after one moment, and when time alone may change it.
 
@@ -109,7 +116,7 @@ def _passed(
         draft = Draft(state, at)
         _leave(draft)
         look_again_at = grant_what_fits(draft)
-        _start(draft, sought, found)
+        _start(draft, sought, expected_starts)
         step = draft.finish()
         state = step.state
         if not step.changed:
@@ -117,11 +124,11 @@ def _passed(
     return state, look_again_at
 
 
-def _start(draft: Draft, sought: Collection[LeaseId], found: dict[LeaseId, Start]) -> None:
+def _start(draft: Draft, sought: Collection[LeaseId], expected_starts: dict[LeaseId, Start]) -> None:
     """Let granted leases run at once, and wait again after a preemption, as most leases do."""
     for lease in list(draft.leases.values()):
-        if lease.grants and lease.id in sought and lease.id not in found:
-            found[lease.id] = Start(draft.now, lease.grants, _given_way_to(lease.id, draft))
+        if lease.grants and lease.id in sought and lease.id not in expected_starts:
+            expected_starts[lease.id] = Start(draft.now, lease.grants, _given_way_to(lease.id, draft))
         if isinstance(lease.state, Reserved):
             preemption = replace(lease.preemption, requeues=lease.request.requeue is not False)
             lease = replace(lease, preemption=preemption)  # noqa: PLW2901 - the same lease
@@ -176,15 +183,15 @@ def _leave(draft: Draft) -> None:
 
 def _afterwards(lease: Lease, draft: Draft) -> LeaseState:
     """Return the lease's next state: ended, or in the queue again."""
-    place = draft.next_sequence
+    sequence = draft.next_sequence
     if lease.expires_at is not None and lease.expires_at <= draft.now:
         return Ended(Expired(), draft.now)
     match lease.state:
         case Suspending(grants, container, wanted=wanted):
-            left = None if lease.expires_at is None else lease.expires_at - draft.now
-            return Suspended(container, draft.now, place, grants, left, wanted=wanted)
+            left_seconds = None if lease.expires_at is None else lease.expires_at - draft.now
+            return Suspended(container, draft.now, sequence, grants, left_seconds, wanted=wanted)
         case Draining(grants, container, outcome=Preempted(requeue=True), gone=False):
-            return Requeued(container, draft.now, place, grants)
+            return Requeued(container, draft.now, sequence, grants)
         case Draining(outcome=outcome):
             return Ended(outcome, draft.now)
         case _ if (
@@ -192,6 +199,6 @@ def _afterwards(lease: Lease, draft: Draft) -> LeaseState:
             and lease.notice is not None
             and lease.notice.kind is NoticeKind.PREEMPTED
         ):
-            return Requeued(lease.container or _NO_CONTAINER, draft.now, place, lease.grants)
+            return Requeued(lease.container or _NO_CONTAINER, draft.now, sequence, lease.grants)
         case _:
             return Ended(Preempted(""), draft.now)

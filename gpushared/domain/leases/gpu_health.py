@@ -52,22 +52,22 @@ MAX_REASON = 200
 def sampled(event: GpusSampled, draft: Draft) -> None:
     """Drain sick GPUs, and note the errors of programs in the stories of the leases on their GPUs."""
     for gpu in sorted(event.xids.keys() | event.lost):
-        known = draft.view().drain_of(gpu)
+        drained = draft.view().drain_of(gpu)
         sickness = _sickness(gpu, event)
-        if sickness and (known is None or not known.sick):
+        if sickness and (drained is None or not drained.sick):
             draft.drained[gpu] = Drained(sickness, draft.now, BY_NODE, sick=True)
         for number in dict.fromkeys(event.xids.get(gpu, ())):
             if xid.kind(number) is not xid.XidKind.SICKNESS:
-                _tell(gpu, number, event, draft)
+                _note_error(gpu, number, event, draft)
 
 
 def end_on_sick_gpus(draft: Draft) -> None:
     """End every lease on a sick GPU, whatever the lease's state; its parts of other GPUs come free."""
     for lease in list(draft.leases.values()):
-        found = _sick_gpu(lease, draft)
-        if found is None:
+        sick_gpu = _sick_gpu(lease, draft)
+        if sick_gpu is None:
             continue
-        failed = _failed(*found, draft)
+        failed = _failed(*sick_gpu, draft)
         match lease.state:
             case Reserved() if draft.engine_surveyed:
                 end_early(lease, failed, failed.reason, draft)
@@ -87,9 +87,9 @@ def _sick_gpu(lease: Lease, draft: Draft) -> tuple[GpuId, Drained] | None:
 
 
 def _failed(gpu: GpuId, drained: Drained, draft: Draft) -> Failed:
-    which = str(draft.gpus[gpu].index) if gpu in draft.gpus else gpu
-    hint = f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
-    return Failed(f"GPU {which} {drained.reason}", hint)
+    index = str(draft.gpus[gpu].index) if gpu in draft.gpus else gpu
+    hint = f"reset it (`nvidia-smi -r -i {index}`) or reboot, then `gpushare undrain {index}`"
+    return Failed(f"GPU {index} {drained.reason}", hint)
 
 
 def _sickness(gpu: GpuId, event: GpusSampled) -> str:
@@ -102,17 +102,17 @@ def _sickness(gpu: GpuId, event: GpusSampled) -> str:
 
 def _loss(trouble: str) -> str:
     """Shorten ``The GPU is lost: ... (see dmesg)`` to ``is lost: ...``."""
-    words = trouble.partition(" (")[0]
-    loss = words.removeprefix("The GPU ")
+    problem = trouble.partition(" (")[0]
+    loss = problem.removeprefix("The GPU ")
     if not loss:
         return "is lost"
-    return loss if loss != words else f"is lost: {loss}"
+    return loss if loss != problem else f"is lost: {loss}"
 
 
 # --- errors of programs --------------------------------------------------------------------------------
 
 
-def _tell(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
+def _note_error(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
     text = f"on {_name(gpu, draft)} {xid.describe(number)}"
     there = [lease for lease in _leases_on(gpu, draft) if _was_there(lease, gpu, event, draft)]
     through_mps = [lease for lease in there if _is_on_mps(lease)]
@@ -135,7 +135,7 @@ def _leases_on(gpu: GpuId, draft: Draft) -> Iterator[Lease]:
 
 def _parts(gpu: GpuId, draft: Draft) -> set[GpuId]:
     """Return the GPU and its MIG instances."""
-    return {one.id for one in draft.gpus.values() if one.parent == gpu} | {gpu}
+    return {part.id for part in draft.gpus.values() if part.parent == gpu} | {gpu}
 
 
 def _was_there(lease: Lease, gpu: GpuId, event: GpusSampled, draft: Draft) -> bool:
@@ -180,12 +180,14 @@ def _drain(event: GpuDrainAsked, reason: str, draft: Draft) -> None:
             f"a drain needs a reason of one line and at most {MAX_REASON} characters",
             hint="people who wait are shown it: --reason 'new fan, back at 3 pm'",
         )
-    name, known = _name(event.gpu, draft), draft.drained.get(event.gpu)
-    if known is not None and known.sick:
-        raise StateConflict(f"{name} is drained already: it {known.reason}", hint="`gpushare gpus` shows it")
-    since = known.since if known else draft.now
+    name, drained = _name(event.gpu, draft), draft.drained.get(event.gpu)
+    if drained is not None and drained.sick:
+        raise StateConflict(
+            f"{name} is drained already: it {drained.reason}", hint="`gpushare gpus` shows it"
+        )
+    since = drained.since if drained else draft.now
     draft.drained[event.gpu] = Drained(reason, since, event.caller.name)
-    if known is None:
+    if drained is None:
         for lease in _leases_on(event.gpu, draft):
             draft.put(lease.note(draft.now, f"{event.caller.name} drained {name} ({reason}); it runs on"))
 
@@ -194,10 +196,10 @@ def _undrain(event: GpuDrainAsked, draft: Draft) -> None:
     gpu = draft.gpus.get(event.gpu)
     if event.gpu in draft.use.lost and event.gpu in draft.drained:
         trouble = (gpu.trouble if gpu else None) or "it does not answer"
-        which = gpu.label if gpu else event.gpu
+        label = gpu.label if gpu else event.gpu
         raise StateConflict(
             f"{_name(event.gpu, draft)} is still lost: {trouble}",
-            hint=f"reset it (`nvidia-smi -r -i {which}`) or reboot first",
+            hint=f"reset it (`nvidia-smi -r -i {label}`) or reboot first",
         )
     draft.drained.pop(event.gpu, None)
 

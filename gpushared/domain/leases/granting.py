@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpushared.domain.leases.instructions import MakeEdits
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.queue_pass import pass_over
-from gpushared.domain.leases.requeue import preempt, start_requeued, wanted_request
+from gpushared.domain.leases.requeue import placement_request, preempt, start_requeued
 from gpushared.domain.leases.surroundings import capacities_for, lack_of_host
 from gpushared.domain.leases.suspension import resume
 from gpushared.domain.model.elastic import is_elastic
@@ -55,8 +55,8 @@ def grant_what_fits(draft: Draft) -> float:
     plan = pass_over(state, draft.now)
     for lease_id, grants in plan.grants.items():
         lease = draft.leases[lease_id]
-        kept = replace(lease.preemption, promised=None, behind=plan.behind.get(lease_id, ()))
-        _grant(replace(lease, preemption=kept), grants, draft)
+        lease_preemption = replace(lease.preemption, promised=None, behind=plan.behind.get(lease_id, ()))
+        _grant(replace(lease, preemption=lease_preemption), grants, draft)
     _drop_broken_promises(plan, draft)
     for preemption in plan.preemptions:
         _make_room(preemption, draft)
@@ -83,7 +83,7 @@ def _with_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
 
 
 def _make_room(preemption: Preemption, draft: Draft) -> None:
-    victims = tuple(one.lease for one in preemption.victims)
+    victims = tuple(victim.lease for victim in preemption.victims)
     winner = draft.leases[preemption.winner]
     names = ", ".join(victims)
     text = f"{names} {'gives' if len(victims) == 1 else 'give'} way to it, because {preemption.why}"
@@ -101,8 +101,8 @@ def _with_promise(lease: Lease, promised: Promised | None) -> Lease:
 def _drop_broken_promises(plan: Plan, draft: Draft) -> None:
     """Forget room that was lost after it was promised, for example because its GPU broke."""
     for lease in list(draft.leases.values()):
-        verdict = plan.verdicts.get(lease.id)
-        if lease.preemption.promised is not None and verdict and verdict.reason is not WaitReason.PREEMPTING:
+        decision = plan.verdicts.get(lease.id)
+        if lease.preemption.promised and decision and decision.reason is not WaitReason.PREEMPTING:
             draft.put(_with_promise(lease, None).note(draft.now, "the room that was made for it is lost"))
 
 
@@ -125,9 +125,9 @@ def decisions(state: NodeState, now: float) -> tuple[Decision, ...]:
 
 def _order(plan: Plan, waiting: Iterable[LeaseId]) -> list[LeaseId]:
     """Return the granted requests, then those that the pass looked at, then those that must not start yet."""
-    later = [lease for lease, verdict in plan.verdicts.items() if verdict.reason in _NOT_YET]
-    known = dict.fromkeys((*plan.grants, *(one for one in plan.verdicts if one not in later), *later))
-    return [*known, *(lease for lease in waiting if lease not in known)]
+    later = [lease for lease, decision in plan.verdicts.items() if decision.reason in _NOT_YET]
+    order = dict.fromkeys((*plan.grants, *(lease for lease in plan.verdicts if lease not in later), *later))
+    return [*order, *(lease for lease in waiting if lease not in order)]
 
 
 def _decision(
@@ -135,15 +135,14 @@ def _decision(
 ) -> Decision:
     if lease.id in plan.grants:
         return Decision(lease.id, position, plan.grants[lease.id])
-    kept = _reservation(lease.id, plan)
-    verdict = plan.verdicts.get(lease.id)
-    if verdict is None or verdict.reason is WaitReason.RESOURCES:
-        reason, refusals, lack = _no_room(wanted_request(lease, state), capacities, state)
-        said = "" if verdict is None or verdict.text == NO_ROOM.text else verdict.text
-        return Decision(lease.id, position, (), reason, refusals, kept, lack or said)
-    return Decision(
-        lease.id, position, (), Reason(verdict.reason), (), kept, _text(lease, verdict, state, now)
-    )
+    reservation = _reservation(lease.id, plan)
+    pass_decision = plan.verdicts.get(lease.id)
+    if pass_decision is None or pass_decision.reason is WaitReason.RESOURCES:
+        reason, refusals, lack = _no_room(placement_request(lease, state), capacities, state)
+        text = "" if pass_decision is None or pass_decision.text == NO_ROOM.text else pass_decision.text
+        return Decision(lease.id, position, (), reason, refusals, reservation, lack or text)
+    reason, text = Reason(pass_decision.reason), _text(lease, pass_decision, state, now)
+    return Decision(lease.id, position, (), reason, (), reservation, text)
 
 
 def _no_room(
@@ -155,15 +154,15 @@ def _no_room(
     return Reason.HOST_RESOURCES if lack else reason, refusals, lack
 
 
-def _text(lease: Lease, verdict: PassDecision, state: NodeState, now: float) -> str:
-    why = not_yet(lease, state, now) if verdict.reason in _NOT_YET else None
-    return verdict.text if why is None else why[1]
+def _text(lease: Lease, decision: PassDecision, state: NodeState, now: float) -> str:
+    why = not_yet(lease, state, now) if decision.reason in _NOT_YET else None
+    return decision.text if why is None else why[1]
 
 
 def _reservation(lease: LeaseId, plan: Plan) -> KeptGpus | None:
     """Return the request's own reservation, else the first reservation of another request."""
-    ordered = sorted(plan.reservations, key=lambda one: one.lease != lease)
-    return next((KeptGpus(one.lease, one.gpus, one.start_at) for one in ordered), None)
+    first = min(plan.reservations, key=lambda reservation: reservation.lease != lease, default=None)
+    return None if first is None else KeptGpus(first.lease, first.gpus, first.start_at)
 
 
 MINUTE_SECONDS = 60
@@ -180,8 +179,8 @@ def not_yet(lease: Lease, state: NodeState, now: float) -> tuple[Reason, str] | 
     begin_at = state.begins_at(lease.request)
     if begin_at is not None and now < begin_at:
         step = 1 if begin_at - now < MINUTE_SECONDS else MINUTE_SECONDS
-        left = math.ceil((begin_at - now) / step) * step
-        return Reason.BEGIN_TIME, f"is to start in {format_duration(left)} at the earliest"
+        seconds = math.ceil((begin_at - now) / step) * step
+        return Reason.BEGIN_TIME, f"is to start in {format_duration(seconds)} at the earliest"
     return None
 
 

@@ -99,14 +99,14 @@ def _notice_seconds(policy: IdlePolicy) -> float:
 
 def _notify(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, first_look: bool) -> Lease:
     """Notify the lease once, and again when the consequence or its time changes."""
-    held = lease.notice
-    if held is not None and held.kind is not NoticeKind.IDLE:
+    notice = lease.notice
+    if notice is not None and notice.kind is not NoticeKind.IDLE:
         return lease  # it ends anyway
     ends = _would_end(lease, policy, draft)
-    until = 0.0 if policy.action is IdleAction.NONE else _until(held, ends, since, policy, draft)
-    if first_look and held is not None and until:
+    until = 0.0 if policy.action is IdleAction.NONE else _until(notice, ends, since, policy, draft)
+    if first_look and notice is not None and until:
         until = max(until, draft.now + draft.rules.preempt_notice_seconds)
-    if held is not None and (held.until, held.ends) == (until, ends):
+    if notice is not None and (notice.until, notice.ends) == (until, ends):
         return lease
     text = _sentence(lease, since, until, policy, draft, ends=ends)
     idle = replace(lease, idleness=replace(lease.idleness, since=since))
@@ -123,13 +123,13 @@ def _would_end(lease: Lease, policy: IdlePolicy, draft: Draft) -> bool:
     return not isinstance(lease.state, Active) or bool(why_not(lease, draft.view()))
 
 
-def _until(held: Notice | None, ends: bool, since: float, policy: IdlePolicy, draft: Draft) -> float:
+def _until(notice: Notice | None, ends: bool, since: float, policy: IdlePolicy, draft: Draft) -> float:
     """Return when the policy's action is due, and never sooner than the notice before a preemption allows."""
     due = since + policy.action_seconds
     soonest = max(due, draft.now + draft.rules.preempt_notice_seconds)
-    if held is None or not held.until or held.ends is not ends:
+    if notice is None or not notice.until or notice.ends is not ends:
         return soonest
-    return due if due > held.until else min(held.until, soonest)
+    return due if due > notice.until else min(notice.until, soonest)
 
 
 def _sentence(
@@ -137,8 +137,8 @@ def _sentence(
 ) -> str:
     idle = f"no work on its GPUs for {format_duration(draft.now - since)}"
     if until:
-        what = "it is ended" if ends else "it is taken off them until somebody resumes it"
-        return f"{idle}; in {format_duration(max(1, round(until - draft.now)))} {what}"
+        consequence = "it is ended" if ends else "it is taken off them until somebody resumes it"
+        return f"{idle}; in {format_duration(max(1, round(until - draft.now)))} {consequence}"
     if policy.lower_seconds and not lease.idleness.is_preemptible:
         return f"{idle}; after {format_duration(policy.lower_seconds)} it gives way to others"
     return idle

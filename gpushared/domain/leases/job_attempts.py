@@ -37,7 +37,6 @@ from gpushared.domain.leases.parked import REMOVED
 from gpushared.domain.leases.submission import submit
 from gpushared.domain.model.errors import (
     GpushareError,
-    InvalidTransition,
     LimitReached,
     NotFound,
     PermissionRefused,
@@ -98,26 +97,26 @@ def order_taken(event: OrderTaken, draft: Draft) -> None:
     order = event.order
     if isinstance(order, GiveBack) and _is_claimed(attempt_log.get(key), draft):
         order = Query(key, order.epoch)  # the attempt's container came before the order
-    taken = log_of.take(
+    answer = log_of.take(
         attempt_log, order, event.account, event.refusal, draft.now, boot_id=draft.base.boot_id
     )
-    draft.report = taken.report
+    draft.report = answer.report
     draft.report_to = coordinator
-    draft.keep_attempts(taken.attempt_log, key)
-    _note_epoch(taken.attempt_log, draft)
-    if taken.attempt is None:
+    draft.keep_attempts(answer.attempt_log, key)
+    _note_epoch(answer.attempt_log, draft)
+    if answer.attempt is None:
         return
-    match taken.work:
+    match answer.work:
         case OrderWork.PREPARE:
             # Without a contact on disk the first look after a crash would end the attempt.
             draft.write_contact(coordinator)
             draft.do(PrepareAttempt(key, coordinator))
         case OrderWork.START:
-            _start_gang(taken.attempt, draft)
+            _start_gang(answer.attempt, draft)
         case OrderWork.END:
             grace = event.order.grace_seconds if isinstance(event.order, CancelPart) else 0
-            by = taken.attempt.cancelled_by
-            _end(taken.attempt, Stopped(by), f"its job was cancelled by {by}", draft, grace)
+            by = answer.attempt.cancelled_by
+            _end(answer.attempt, Stopped(by), f"its job was cancelled by {by}", draft, grace)
         case OrderWork.NOTHING:
             pass
 
@@ -131,9 +130,9 @@ def _is_claimed(attempt: Attempt | None, draft: Draft) -> bool:
 
 
 def _note_epoch(attempt_log: AttemptLog, draft: Draft) -> None:
-    known = draft.contacts.get(attempt_log.coordinator, Contact())
-    if attempt_log.epoch > known.epoch:
-        draft.contacts[attempt_log.coordinator] = replace(known, epoch=attempt_log.epoch)
+    contact = draft.contacts.get(attempt_log.coordinator, Contact())
+    if attempt_log.epoch > contact.epoch:
+        draft.contacts[attempt_log.coordinator] = replace(contact, epoch=attempt_log.epoch)
         draft.write_contact(attempt_log.coordinator)
 
 
@@ -174,7 +173,7 @@ def prepared(event: AttemptPrepared, draft: Draft) -> bool:
         return False
     assert attempt.account is not None, "refused without one"
     assert attempt.spec is not None, "only tombstones have none"
-    asked = RequestSubmitted(
+    submission = RequestSubmitted(
         _request_of(attempt),
         attempt.account,
         attempt=attempt.key,
@@ -182,7 +181,7 @@ def prepared(event: AttemptPrepared, draft: Draft) -> bool:
         container_name=attempt.spec.name,
         image=attempt.spec.image,
     )
-    lease = submit(asked, draft)
+    lease = submit(submission, draft)
     _note(attempt, AttemptState.WAITING, draft, lease=lease)
     return not attempt.wait
 
@@ -192,9 +191,7 @@ def refused(event: object, error: GpushareError, state: NodeState, now: float) -
 
     Raises the error again where it does not refuse an attempt.
     """
-    if not isinstance(event, AttemptPrepared) or isinstance(error, InvalidTransition):
-        raise error
-    if not isinstance(error, REFUSALS):
+    if not isinstance(event, AttemptPrepared) or not isinstance(error, REFUSALS):
         raise error
     draft = Draft(state, now)
     attempt = _live(event.coordinator, event.key, draft)
@@ -246,14 +243,14 @@ def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) 
 def contact_made(event: ContactMade, draft: Draft) -> None:
     """Note that the coordinator received a message of this node. A contact that is too late still fences."""
     _fence(event.coordinator, event.boot_id, event.sent_at, draft)
-    known = draft.contacts.get(event.coordinator, Contact())
+    before = draft.contacts.get(event.coordinator, Contact())
     # A coordinator that lost its memory counts its revisions anew, in a new epoch.
-    newest = max((known.epoch, known.revision), (event.epoch, event.revision))
+    newest = max((before.epoch, before.revision), (event.epoch, event.revision))
     now = Contact(
         epoch=newest[0],
         revision=newest[1],
         boot_id=event.boot_id,
-        at=max(event.sent_at, known.at) if known.boot_id == event.boot_id and known.at else event.sent_at,
+        at=max(event.sent_at, before.at) if before.boot_id == event.boot_id and before.at else event.sent_at,
     )
     draft.contacts[event.coordinator] = now
     attempt_log = draft.attempts.get(event.coordinator) or AttemptLog(coordinator=event.coordinator)
@@ -291,8 +288,7 @@ def _heard_at(contact: Contact, boot_id: str) -> float:
 
     Return minus infinity, which is always too long ago, if nothing is known of this boot.
     """
-    known = contact.boot_id == boot_id and contact.at is not None
-    return contact.at if known and contact.at is not None else -math.inf
+    return contact.at if contact.boot_id == boot_id and contact.at is not None else -math.inf
 
 
 def _end_fenced(attempt: Attempt, by: str, draft: Draft) -> None:
@@ -311,7 +307,7 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
 
     None for a container that is being ended: a later contact does not give it more time.
     """
-    found: dict[ContainerId, float | None] = {}
+    deadline_by_container: dict[ContainerId, float | None] = {}
     for attempt_log in state.attempts.values():
         since = _heard_at(state.contacts.get(attempt_log.coordinator, Contact()), state.boot_id)
         for attempt in log_of.fenced(attempt_log):
@@ -320,21 +316,21 @@ def deadlines(state: NodeState) -> dict[ContainerId, float | None]:
                 assert attempt.spec is not None, "a fence is in the spec"
                 patience = (attempt.spec.stop_after_seconds or 0) + GUARD_AFTER_SECONDS
                 at = since + patience if math.isfinite(since) else 0.0
-                found[lease.container] = at if attempt.ending is None else None
-    return found
+                deadline_by_container[lease.container] = at if attempt.ending is None else None
+    return deadline_by_container
 
 
 def due_containers(state: NodeState, boot_id: str, at: float) -> tuple[ContainerId, ...]:
     """Return the containers of the attempts that a check of the fences at this moment would end."""
-    found = []
+    containers = []
     for attempt_log in state.attempts.values():
         since = _heard_at(state.contacts.get(attempt_log.coordinator, Contact()), boot_id)
         due = set(log_of.to_fence(attempt_log, since, at)) if attempt_log.coordinator else set()
         for attempt in log_of.fenced(attempt_log):
             lease = state.attempt_lease(attempt)
             if attempt.key in due and attempt.ending is None and lease is not None and lease.container:
-                found.append(lease.container)
-    return tuple(found)
+                containers.append(lease.container)
+    return tuple(containers)
 
 
 def guard_looked(event: GuardLooked, draft: Draft) -> None:
@@ -420,9 +416,11 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
     if lost and (isinstance(outcome, Finished) or outcome == REMOVED):
         return Ending(EndKind.LOST, "the node went down while it ran")
     code = outcome.exit_code if isinstance(outcome, Finished) else None
-    known = attempt.ending
-    if known is not None and (known.kind is not EndKind.FENCED or code is None):
-        return known if code is None or known.exit_code is not None else replace(known, exit_code=code)
+    recorded = attempt.ending
+    if recorded is not None and (recorded.kind is not EndKind.FENCED or code is None):
+        return (
+            recorded if code is None or recorded.exit_code is not None else replace(recorded, exit_code=code)
+        )
     if code and draft.goes_down:
         return Ending(EndKind.LOST, "it was stopped with its machine, which was shut down", exit_code=code)
     if outcome == NeverClaimed() and attempt.spec is not None and not attempt.spec.interactive:
@@ -507,8 +505,8 @@ def restored(records: Iterable[Attempt], contacts: Mapping[str, Contact]) -> dic
     for record in records:
         by_coordinator.setdefault(record.coordinator, []).append(record)
     return {
-        name: log_of.restored(found, contacts.get(name, Contact()).epoch, name)
-        for name, found in by_coordinator.items()
+        name: log_of.restored(attempts, contacts.get(name, Contact()).epoch, name)
+        for name, attempts in by_coordinator.items()
     }
 
 
@@ -530,17 +528,17 @@ def under_way(state: NodeState) -> tuple[AttemptInstruction, ...]:
 
     All of that work may be half done already.
     """
-    found: list[AttemptInstruction] = []
+    instructions: list[AttemptInstruction] = []
     for attempt_log in state.attempts.values():
         over = log_of.of_earlier_boots(attempt_log, state.boot_id)
         for key, attempt in attempt_log.live.items():
             if key in over:
                 continue
             if attempt.state is AttemptState.PREPARING:
-                found.append(PrepareAttempt(attempt.key, attempt.coordinator))
+                instructions.append(PrepareAttempt(attempt.key, attempt.coordinator))
             elif is_to_launch(attempt, state):
-                found.append(LaunchAttempt(attempt.key, attempt.coordinator))
-    return tuple(found)
+                instructions.append(LaunchAttempt(attempt.key, attempt.coordinator))
+    return tuple(instructions)
 
 
 def is_to_launch(attempt: Attempt, state: NodeState) -> bool:
@@ -557,7 +555,7 @@ def prune(draft: Draft) -> None:
         return
     draft.pruned_at = draft.now
     for attempt_log in list(draft.attempts.values()):
-        kept = log_of.pruned(attempt_log, draft.now)
-        if len(kept.records) < len(attempt_log.records):
-            draft.keep_attempts(kept)
+        pruned_log = log_of.pruned(attempt_log, draft.now)
+        if len(pruned_log.records) < len(attempt_log.records):
+            draft.keep_attempts(pruned_log)
             draft.forgotten_before = draft.now - log_of.FINAL_KEPT_SECONDS

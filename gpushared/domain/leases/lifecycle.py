@@ -122,8 +122,7 @@ def _take_up_again(draft: Draft) -> None:
         if isinstance(state, Reserved) and not state.claimed and state.deadline > deadline:
             draft.move(lease, replace(state, deadline=deadline), "the create was cut off by a restart")
         elif isinstance(state, Draining) and not state.exited:
-            left = state.retry_at - draft.rules.stop_retry_seconds - draft.now
-            grace_seconds = max(0, math.ceil(left))
+            grace_seconds = max(0, math.ceil(state.retry_at - draft.rules.stop_retry_seconds - draft.now))
             _ask_to_stop(lease, state, "the stop was cut off by a restart", draft, grace_seconds)
 
 

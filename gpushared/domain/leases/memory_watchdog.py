@@ -32,7 +32,7 @@ CALM_SECONDS = 10.0
 """A lease must stay within its limits for this long, and for the length of the patience, before the trouble
 counts as over. Otherwise a program that frees its memory for a moment now and again would never be ended, and
 would fill the journal."""
-_DONE = {Action.STOP: "stopped", Action.KILL: "killed"}
+_VERBS = {Action.STOP: "stopped", Action.KILL: "killed"}
 
 
 def watch(sample: GpusSampled, draft: Draft) -> None:
@@ -58,7 +58,7 @@ def _worst(lease: Lease, used: Mapping[GpuId, int], draft: Draft) -> OverLimit |
         for grant in lease.grants
         if used.get(grant.gpu, 0) > grant.memory_bytes + tolerance
     ]
-    return max(over, key=lambda one: one.used_bytes - one.limit_bytes, default=None)
+    return max(over, key=lambda overuse: overuse.used_bytes - overuse.limit_bytes, default=None)
 
 
 def _watch_memory(lease: Lease, over: OverLimit | None, draft: Draft) -> None:
@@ -108,7 +108,7 @@ def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, 
     if policy.action is Action.WARN or draft.now - since < policy.patience_seconds:
         return
     grace = 0 if policy.action is Action.KILL else draft.rules.stop_grace_seconds
-    drain(lease, outcome, f"{_DONE[policy.action]} because {why}", draft, grace_seconds=grace)
+    drain(lease, outcome, f"{_VERBS[policy.action]} because {why}", draft, grace_seconds=grace)
 
 
 def describe(over: OverLimit, draft: Draft) -> str:

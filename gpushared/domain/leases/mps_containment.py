@@ -168,14 +168,14 @@ def _end_of_holding_on(lease: Lease, where: str, draft: Draft) -> None:
 
 
 def _fault_text(event: ServerFaulted, culprit: LeaseId | None, draft: Draft) -> str:
-    found = draft.leases.get(culprit) or draft.base.ended.get(culprit) if culprit else None
-    cause = f" caused by lease {found.id} of {found.owner_name}" if found else ""
+    lease = draft.leases.get(culprit) or draft.base.ended.get(culprit) if culprit else None
+    cause = f" caused by lease {lease.id} of {lease.owner_name}" if lease else ""
     return f"the MPS server on {_names(event.gpus, draft)} met a fault{cause}"
 
 
 def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
-    known = [f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else gpu for gpu in gpus]
-    return " and ".join(known) or "its GPU"
+    names = [f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else gpu for gpu in gpus]
+    return " and ".join(names) or "its GPU"
 
 
 # --- starting again ------------------------------------------------------------------------------------

@@ -126,19 +126,19 @@ def restore(
     reservation ends for want of a container before the engine was surveyed.
     """
     ordered = sorted(leases, key=lambda lease: lease.sequence)
-    known = {lease.id: _with_settings(_without_claims(lease)) for lease in ordered}
+    live = {lease.id: _with_settings(_without_claims(lease)) for lease in ordered}
     over = {lease.id: lease for lease in ended}
     accounts = accounts or ProjectAccounts()
     return replace(
         state,
-        leases=known,
+        leases=live,
         ended=over,
         next_sequence=next_sequence,
         drained=drained or {},
         usage=usage_of(accounts.usage, state.rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        demand_profile=demand_profile_of((*over.values(), *known.values())),
+        demand_profile=demand_profile_of((*over.values(), *live.values())),
         engine_surveyed=False,
         earlier_boots_over=False,
         attempts=job_attempts.restored(records, contacts or {}),
@@ -164,8 +164,8 @@ def _with_settings(lease: Lease) -> Lease:
     """
     if lease.container is None or lease.created_grants:
         return lease
-    held = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
-    return replace(lease, created_grants=held)
+    grants = lease.state.held if isinstance(lease.state, Suspended | Requeued) else lease.grants
+    return replace(lease, created_grants=grants)
 
 
 # --- users ---------------------------------------------------------------------------------------------
@@ -437,9 +437,10 @@ def _(event: m.ClientsParted, draft: Draft) -> None:
     lease = draft.find(event.lease)
     if not isinstance(lease.state, Ended):
         noun = "process was" if event.clients == 1 else "processes were"
-        done = f"{event.clients} {noun} taken off MPS before the end"
-        not_done = f"its processes could not be taken off MPS before the end: {event.trouble}"
-        draft.put(lease.note(draft.now, not_done if event.trouble else done))
+        text = f"{event.clients} {noun} taken off MPS before the end"
+        if event.trouble:
+            text = f"its processes could not be taken off MPS before the end: {event.trouble}"
+        draft.put(lease.note(draft.now, text))
 
 
 @_apply.register

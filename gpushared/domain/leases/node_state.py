@@ -145,7 +145,7 @@ class NodeState:
     def waiting(self) -> list[Lease]:
         """Return the queue in the order in which leases joined it; a lease that gave way joins it anew."""
         waiting = [lease for lease in self.leases.values() if waits(lease)]
-        return sorted(waiting, key=_place)
+        return sorted(waiting, key=_queue_key)
 
     def holders(self) -> list[Lease]:
         """Return the leases that hold a part of a GPU."""
@@ -181,14 +181,14 @@ class NodeState:
         usage = replace(self.usage, half_life_seconds=rules.policy.half_life_seconds)
         return replace(self, rules=rules, usage=usage)
 
-    def find(self, lease: LeaseId) -> Lease:
+    def find(self, name: LeaseId) -> Lease:
         """Return a lease, over or not; raises NotFound."""
-        found = self.leases.get(lease) or self.ended.get(lease)
-        if found is None:
+        lease = self.leases.get(name) or self.ended.get(name)
+        if lease is None:
             raise NotFound(
-                f"there is no lease {shown(lease)}", hint="`gpushare ps` and `gpushare queue` list them"
+                f"there is no lease {shown(name)}", hint="`gpushare ps` and `gpushare queue` list them"
             )
-        return found
+        return lease
 
     def attempt_of(self, lease: Lease) -> Attempt | None:
         """Return the record of the attempt that a lease is for."""
@@ -214,7 +214,7 @@ def waits(lease: Lease) -> bool:
     return isinstance(state, Queued | Requeued) or (isinstance(state, Suspended) and state.wanted)
 
 
-def _place(lease: Lease) -> tuple[int, bool]:
+def _queue_key(lease: Lease) -> tuple[int, bool]:
     """Return a sort key for the queue: numbers and not times, because clocks are set back."""
     state = lease.state
     return (state.place, False) if isinstance(state, Requeued | Suspended) else (lease.sequence, True)
@@ -250,7 +250,7 @@ class Step:
         """Return True if the step has anything that must be durable."""
         changed = self.changed or self.entries or self.attempts or self.contacts
         optional = (self.drained, self.accounts, self.forgotten_before)
-        return bool(changed) or any(one is not None for one in optional)
+        return bool(changed) or any(value is not None for value in optional)
 
 
 class Draft:
@@ -369,12 +369,12 @@ class Draft:
 
     def _booked(self, before: Lease | None, lease: Lease) -> Lease:
         """Book the use of the grants that the lease held until now, if they changed."""
-        held = before.grants if before is not None else ()
+        grants = before.grants if before is not None else ()
         since = before.holds_since if before is not None else None
-        if lease.grants == held:
+        if lease.grants == grants:
             return replace(lease, held_since=since)
         if before is not None and since is not None:
-            used = Interval(before.payer, permille_of(held, self.gpus), since, self.now)
+            used = Interval(before.payer, permille_of(grants, self.gpus), since, self.now)
             self.usage = self.usage.record([used]).prune(self.now)
             for span in held_spans(before, since, self.now, self.gpus):
                 self._record(span)
@@ -390,19 +390,19 @@ class Draft:
         if instruction not in self.instructions:
             self.instructions.append(instruction)
 
-    def find(self, lease: LeaseId) -> Lease:
+    def find(self, name: LeaseId) -> Lease:
         """Return a lease as it is now in this draft; raises NotFound."""
-        return self.leases.get(lease) or self._ended.get(lease) or self.base.find(lease)
+        return self.leases.get(name) or self._ended.get(name) or self.base.find(name)
 
-    def owned(self, lease: LeaseId, caller: Caller) -> Lease:
+    def owned(self, name: LeaseId, caller: Caller) -> Lease:
         """Return a lease that this caller may change; raises NotFound or PermissionRefused."""
-        found = self.find(lease)
-        if not caller.trusted and found.owner_uid != caller.uid:
+        lease = self.find(name)
+        if not caller.trusted and lease.owner_uid != caller.uid:
             raise PermissionRefused(
-                f"lease {found.id} belongs to {found.owner_name}",
+                f"lease {lease.id} belongs to {lease.owner_name}",
                 hint="ask its owner, or somebody who is root or in the docker group",
             )
-        return found
+        return lease
 
     def finish(self) -> Step:
         """Return the step: the new state, the writes and the instructions."""
@@ -468,13 +468,13 @@ def held_spans(lease: Lease, since: float, until: float, gpus: Mapping[GpuId, Gp
 
 def open_spans(state: NodeState, now: float) -> list[Span]:
     """Return the spans up to now of all leases that hold something or wait."""
-    found = []
+    spans = []
     for lease in state.leases.values():
         if (since := lease.holds_since) is not None:
-            found += held_spans(lease, since, now, state.gpus)
+            spans += held_spans(lease, since, now, state.gpus)
         elif waits(lease) and (since := lease.waits_since) is not None:
-            found.append(Span(lease.id, lease.payer, milliseconds(since), milliseconds(now)))
-    return [span for span in found if span.end_ms > span.start_ms]
+            spans.append(Span(lease.id, lease.payer, milliseconds(since), milliseconds(now)))
+    return [span for span in spans if span.end_ms > span.start_ms]
 
 
 def _newest(ended: dict[LeaseId, Lease]) -> dict[LeaseId, Lease]:

@@ -21,9 +21,9 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
     if lease.notice == notice:
         return lease
     changed = replace(lease, notice=notice)
-    left = format_duration(max(1, round(notice.until - draft.now)))
-    what = "told" if notice.kind is NoticeKind.IDLE else f"told that it ends in {left}"
-    changed = draft.put(changed.note(draft.now, f"{what}: {notice.text}"))
+    remaining_time = format_duration(max(1, round(notice.until - draft.now)))
+    text = "told" if notice.kind is NoticeKind.IDLE else f"told that it ends in {remaining_time}"
+    changed = draft.put(changed.note(draft.now, f"{text}: {notice.text}"))
     draft.do(NotifyContainer(lease.id))
     return changed
 

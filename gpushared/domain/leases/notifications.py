@@ -53,54 +53,56 @@ class _Event:
 
 
 def of_lease(
-    lease: Lease, state: NodeState, now: float, known: KnownEvents, *, soon_seconds: float
+    lease: Lease, state: NodeState, now: float, sent_events: KnownEvents, *, soon_seconds: float
 ) -> tuple[Notification, ...]:
     """Return the events of a lease that were not told yet.
 
     ``soon_seconds``: the lease's end is told this long before its time limit, at most half of the limit.
     """
-    found = [*_standing(lease, state.gpus), *_resumed(lease, known)]
+    events = [*_standing(lease, state.gpus), *_resumed(lease, sent_events)]
     if (soon := _ends_soon(lease, now, soon_seconds)) is not None:
-        found.append(soon)
+        events.append(soon)
     return tuple(
-        _notification(lease, event, state) for event in found if (event.kind, event.occasion) not in known
+        _notification(lease, event, state)
+        for event in events
+        if (event.kind, event.occasion) not in sent_events
     )
 
 
-def of_gpus(state: NodeState, known: Mapping[str, KnownEvents]) -> tuple[Notification, ...]:
+def of_gpus(state: NodeState, sent_events: Mapping[str, KnownEvents]) -> tuple[Notification, ...]:
     """Return the failures of GPUs that were not told yet."""
-    found = []
+    kind, notifications = NotificationKind.GPU_UNHEALTHY, []
     for gpu_id, drained in sorted(state.drained.items()):
         subject, occasion = f"{GPU_SUBJECT}{gpu_id}", _moment(drained.since)
-        if not drained.sick or (NotificationKind.GPU_UNHEALTHY, occasion) in known.get(subject, ()):
+        if not drained.sick or (kind, occasion) in sent_events.get(subject, ()):
             continue
         text = f"{_name(gpu_id, state.gpus)} {drained.reason}; it gets no new leases until it is undrained"
-        found.append(Notification(NotificationKind.GPU_UNHEALTHY, subject, occasion, drained.since, text))
-    return tuple(found)
+        notifications.append(Notification(kind, subject, occasion, drained.since, text))
+    return tuple(notifications)
 
 
 # --- the events of a lease -----------------------------------------------------------------------------
 
 
 def _standing(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> Iterator[_Event]:
-    kind, who, state = NotificationKind, f"{lease.id} of {lease.owner_name}", lease.state
+    kind, label, state = NotificationKind, f"{lease.id} of {lease.owner_name}", lease.state
     if _was_granted(lease):
         since = lease.created_at if lease.held_since is None else lease.held_since
-        yield _Event(kind.GRANTED, "", since, f"{who} has its part of {_places(lease, gpus)}")
+        yield _Event(kind.GRANTED, "", since, f"{label} has its part of {_gpu_text(lease, gpus)}")
     if count := lease.preemption.count:
-        yield _Event(kind.GIVES_WAY, str(count), _gives_way_at(lease), f"{who} {_way(lease)}")
+        yield _Event(kind.GIVES_WAY, str(count), _gives_way_at(lease), f"{label} {_way(lease)}")
     if isinstance(state, Suspended | Requeued):
-        yield _Event(kind.PAUSED, _moment(state.since), state.since, f"{who} {_pause(state)}")
+        yield _Event(kind.PAUSED, _moment(state.since), state.since, f"{label} {_pause(state)}")
     if (over := lease.health.over_since) is not None:
-        text = f"{who} uses more GPU memory than it holds"
+        text = f"{label} uses more GPU memory than it holds"
         yield _Event(kind.OVER_LIMIT, f"memory {_moment(over)}", over, text)
     if (outside := lease.health.outside_since) is not None:
-        text = f"{who} has a process that uses a GPU without MPS, where nothing holds it to its part"
+        text = f"{label} has a process that uses a GPU without MPS, where nothing holds it to its part"
         yield _Event(kind.OVER_LIMIT, f"mps {_moment(outside)}", outside, text)
     if (idle := lease.idleness.since) is not None and isinstance(state, Active | Paused):
-        yield _Event(kind.IDLE, _moment(idle), idle, f"{who} {_rest(lease)}")
+        yield _Event(kind.IDLE, _moment(idle), idle, f"{label} {_rest(lease)}")
     if isinstance(state, Ended) and _end_is_told(lease, state.outcome):
-        yield _Event(kind.ENDED, "", state.at, f"{who} ended: {words_of(state.outcome)}")
+        yield _Event(kind.ENDED, "", state.at, f"{label} ended: {outcome_text(state.outcome)}")
 
 
 def _was_granted(lease: Lease) -> bool:
@@ -118,9 +120,7 @@ def _end_is_told(lease: Lease, outcome: Outcome) -> bool:
 
 
 def _gives_way_at(lease: Lease) -> float:
-    if isinstance(lease.state, Ended):
-        return lease.state.at
-    return lease.state.since
+    return lease.state.at if isinstance(lease.state, Ended) else lease.state.since
 
 
 def _way(lease: Lease) -> str:
@@ -149,11 +149,11 @@ def _rest(lease: Lease) -> str:
     return "is idle: it does no work on its GPUs"
 
 
-def _resumed(lease: Lease, known: KnownEvents) -> Iterator[_Event]:
+def _resumed(lease: Lease, sent_events: KnownEvents) -> Iterator[_Event]:
     """Yield the end of each pause that was told, once the lease is back on its GPUs."""
     if not isinstance(lease.state, Starting | Active | Paused):
         return
-    for kind, occasion in sorted(known):
+    for kind, occasion in sorted(sent_events):
         if kind is NotificationKind.PAUSED:
             text = f"{lease.id} of {lease.owner_name} is back on its GPUs"
             yield _Event(NotificationKind.RESUMED, occasion, lease.state.since, text)
@@ -166,8 +166,8 @@ def _ends_soon(lease: Lease, now: float, soon_seconds: float) -> _Event | None:
     before = min(soon_seconds, limit / 2)
     if not 0 < ends - now <= before:
         return None
-    left = format_duration(max(1, round(ends - now)))
-    text = f"{lease.id} of {lease.owner_name} ends in {left}, at its time limit"
+    remaining_time = format_duration(max(1, round(ends - now)))
+    text = f"{lease.id} of {lease.owner_name} ends in {remaining_time}, at its time limit"
     return _Event(NotificationKind.ENDS_SOON, _moment(ends), ends - before, text)
 
 
@@ -175,10 +175,10 @@ def _moment(at: float) -> str:
     return f"{at:.3f}"
 
 
-# --- the words -----------------------------------------------------------------------------------------
+# --- the texts -----------------------------------------------------------------------------------------
 
 
-def words_of(outcome: Outcome) -> str:
+def outcome_text(outcome: Outcome) -> str:
     """Write an outcome without names; the reason of a failure may name an image or the lease of another user."""
     match outcome:
         case Finished(code, start_error):
@@ -205,7 +205,7 @@ def words_of(outcome: Outcome) -> str:
 
 def _notification(lease: Lease, event: _Event, state: NodeState) -> Notification:
     grants = lease.state.grants if isinstance(lease.state, Ended) else lease.grants or lease.created_grants
-    made = Notification(
+    notification = Notification(
         event.kind,
         lease.id,
         event.occasion,
@@ -224,10 +224,10 @@ def _notification(lease: Lease, event: _Event, state: NodeState) -> Notification
         targets=_targets(lease, event.kind),
     )
     if event.kind is not NotificationKind.ENDED or not isinstance(lease.state, Ended):
-        return made
+        return notification
     outcome = lease.state.outcome
     code = outcome.exit_code if isinstance(outcome, Finished) and not outcome.start_error else None
-    return replace(made, outcome=outcome_kind(outcome), exit_code=code)
+    return replace(notification, outcome=outcome_kind(outcome), exit_code=code)
 
 
 OF_COORDINATOR = frozenset({NotificationKind.GRANTED, NotificationKind.ENDED})
@@ -247,7 +247,7 @@ def _name(gpu_id: GpuId, gpus: Mapping[GpuId, Gpu]) -> str:
     return f"GPU {gpus[gpu_id].label}" if gpu_id in gpus else f"GPU {gpu_id}"
 
 
-def _places(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> str:
+def _gpu_text(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> str:
     grants = lease.grants or lease.created_grants
     if isinstance(lease.state, Ended):
         grants = lease.state.grants or grants

@@ -58,9 +58,9 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
     after, lease = _submitted(state, request, caller, now)
     if isinstance(lease.state, Reserved):
         return Offer(lease.payer, starts_now=True, grants=lease.grants, start_to=now)
-    decided = decisions(after, now)
-    expected_starts = starts(after, now, decided)
-    (decision,) = (one for one in in_order_of_start(decided, expected_starts) if one.lease == lease.id)
+    queue = decisions(after, now)
+    expected_starts = starts(after, now, queue)
+    decision = next(d for d in in_order_of_start(queue, expected_starts) if d.lease == lease.id)
     start = expected_starts.get(lease.id)
     promised = lease.preemption.promised
     victims = promised.victims if promised else ()
@@ -70,17 +70,17 @@ def offer(state: NodeState, request: Request, caller: Caller, now: float) -> Off
         grants=start.grants if start else promised.grants if promised else (),
         start_to=start.at if start else None,
         gives_way=tuple(
-            WouldGiveWay(state.leases[one], step_of(state.leases[one], state)) for one in victims
+            WouldGiveWay(state.leases[victim], step_of(state.leases[victim], state)) for victim in victims
         ),
         why=promised.why if promised else "",
-        waiting=waiting(decision, after, len(decided), now, expected_starts),
+        waiting=waiting(decision, after, len(queue), now, expected_starts),
         fits_now=fits_now(state, request, caller, now),
     )
 
 
 def fits_instead(state: NodeState, lease: Lease, now: float) -> str:
     """Return a sentence on what would be granted at once instead of a waiting lease; empty for nothing."""
-    others = {other: one for other, one in state.leases.items() if other != lease.id}
+    others = {name: other for name, other in state.leases.items() if name != lease.id}
     caller = Caller(lease.owner_uid, lease.owner_uid, lease.owner_name)
     return fits_now(replace(state, leases=others), lease.request, caller, now)
 

@@ -51,13 +51,13 @@ def is_user_name(text: str) -> bool:
 
 def capacity_of(gpus: Mapping[GpuId, Gpu]) -> dict[str, int]:
     """Return each model's GPUs in permille, those out of order too; a split GPU counts by its instances."""
-    found: dict[str, int] = defaultdict(int)
+    permille_by_model: dict[str, int] = defaultdict(int)
     for gpu in gpus.values():
         if gpu.mig is not None:
-            found[gpu.name] += max(gpu.mig.memory_permille, gpu.mig.compute_permille)
+            permille_by_model[gpu.name] += max(gpu.mig.memory_permille, gpu.mig.compute_permille)
         elif not gpu.split:
-            found[gpu.name] += WHOLE_PERMILLE
-    return dict(found)
+            permille_by_model[gpu.name] += WHOLE_PERMILLE
+    return dict(permille_by_model)
 
 
 def set_project(event: ProjectSet, draft: Draft) -> None:
@@ -72,14 +72,14 @@ def set_project(event: ProjectSet, draft: Draft) -> None:
     if not is_project_name(event.project):
         raise RequestError(f"{shown(event.project)} cannot be a project's name", hint=PROJECT_NAME_HINT)
     policy = draft.view().policy
-    known = policy.projects.get(event.project)
+    before = policy.projects.get(event.project)
     if event.unset and not event.model:
         _unset(event.project, draft)
         return
-    project = _changed(event, known or Project(event.project), draft)
-    if known is None and len(policy.projects) >= MAX_PROJECTS:
+    project = _changed(event, before or Project(event.project), draft)
+    if before is None and len(policy.projects) >= MAX_PROJECTS:
         raise RequestError(f"there are {MAX_PROJECTS} projects already", hint="unset one that is not used")
-    _check(project, known, policy, draft)
+    _check(project, before, policy, draft)
     draft.projects = dict(sorted({**draft.projects, event.project: project}.items()))
 
 
@@ -102,8 +102,8 @@ def _changed(event: ProjectSet, project: Project, draft: Draft) -> Project:
     if event.users is not None:
         project = replace(project, users=_users(event.users))
     if event.unset:
-        left = {model: quota for model, quota in project.models.items() if model != event.model}
-        return replace(project, models=left)
+        quotas = {model: quota for model, quota in project.models.items() if model != event.model}
+        return replace(project, models=quotas)
     quota = _quota(event, project.quota_of(event.model))
     if not event.model:
         return replace(project, quota=quota)
@@ -142,25 +142,27 @@ def _quota(event: ProjectSet, quota: Quota) -> Quota:
 
 def _check_model(model: str, draft: Draft) -> None:
     """Raise NotFound for a model that no GPU of this node has, which is most likely a slip of the pen."""
-    known = capacity_of(draft.gpus)
-    if model in known:
+    models = capacity_of(draft.gpus)
+    if model in models:
         return
     check_any(draft.gpus)
-    near = difflib.get_close_matches(model[:96], known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "models: " + (", ".join(sorted(known)) or "none is seen")
+    near = difflib.get_close_matches(model[:96], models, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?" if near else "models: " + (", ".join(sorted(models)) or "none is seen")
+    )
     raise NotFound(f"this node has no GPU of model {shown(model)}", hint=hint)
 
 
-def _check(project: Project, known: Project | None, policy: Policy, draft: Draft) -> None:
+def _check(project: Project, before: Project | None, policy: Policy, draft: Draft) -> None:
     """Raise StateConflict for a project that promises more than there is.
 
     A project that promises no more than before may stay impossible, since GPUs get lost as well.
     """
-    more = _promised(project) > _promised(known) if known is not None else True
+    more = _promised(project) > _promised(before) if before is not None else True
     after = replace(policy, projects={**policy.projects, project.name: project})
-    found = problems(after, capacity_of(draft.gpus) if more else {})
-    if found:
-        raise StateConflict("; ".join(found), hint="`gpushare project ls` shows what is promised")
+    broken_promises = problems(after, capacity_of(draft.gpus) if more else {})
+    if broken_promises:
+        raise StateConflict("; ".join(broken_promises), hint="`gpushare project ls` shows what is promised")
 
 
 def _promised(project: Project) -> int:

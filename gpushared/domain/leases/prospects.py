@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.queue_pass import HOST, holder
-from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, step_of, wanted_request
+from gpushared.domain.leases.requeue import PreemptionStep, is_leaving, placement_request, step_of
 from gpushared.domain.leases.surroundings import capacities_for
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.lease import (
@@ -88,7 +88,7 @@ def _who_would_lose(lease: Lease, state: NodeState) -> str:
 
 def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
     """Return True if the lease would start if all others had ended."""
-    request = wanted_request(lease, state)
+    request = placement_request(lease, state)
     return waits_for_leases(request, capacities_for(request, state.capacities(), state))
 
 
@@ -104,7 +104,7 @@ def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
 def _why_it_left(lease: Lease) -> str:
     """Return the reason that the lease's story gives."""
     texts = (entry.text.partition(_GIVES_WAY) for entry in reversed(lease.story))
-    return next((found + to_whom for _, found, to_whom in texts if found), "")
+    return next((verb + to_whom for _, verb, to_whom in texts if verb), "")
 
 
 def _when(running: RunningLease, state: NodeState, now: float) -> str:
@@ -144,5 +144,5 @@ def _is_over_quota(running: RunningLease, state: NodeState, now: float) -> bool:
 
 def _protected(running: RunningLease, policy: Policy, now: float) -> str:
     """Return the clause about the part of the least run time that is left."""
-    left = running.started_at + policy.classes[running.lease.request.lease_class].min_run_seconds - now
-    return f", not in the next {format_duration(max(1, round(left)))}" if left > 0 else ""
+    seconds = running.started_at + policy.classes[running.lease.request.lease_class].min_run_seconds - now
+    return f", not in the next {format_duration(max(1, round(seconds)))}" if seconds > 0 else ""

@@ -8,8 +8,8 @@ from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.requeue import (
     PreemptionStep,
     is_leaving,
+    placement_request,
     step_of,
-    wanted_request,
 )
 from gpushared.domain.leases.surroundings import size_of_host
 from gpushared.domain.model.lease import (
@@ -55,7 +55,7 @@ def pass_over(state: NodeState, now: float) -> Plan:
     return plan(
         [candidate(lease, state, policy) for lease in waiting],
         [holder(lease, state, policy, now) for lease in state.holders()],
-        places_of(state),
+        fleet_of(state),
         state.usage,
         policy,
         now,
@@ -66,22 +66,21 @@ def pass_over(state: NodeState, now: float) -> Plan:
     )
 
 
-def quota_usage(state: NodeState, places: FleetCapacity, now: float) -> QuotaUsage:
+def quota_usage(state: NodeState, fleet: FleetCapacity, now: float) -> QuotaUsage:
     """Return the projects' holdings and limits on the node as they are now."""
     policy = state.policy
     holders = [holder(lease, state, policy, now) for lease in state.holders()]
-    return QuotaUsage(HolderIndex(policy, places, holders), state.usage, now)
+    return QuotaUsage(HolderIndex(policy, fleet, holders), state.usage, now)
 
 
-def places_of(state: NodeState) -> FleetCapacity:
+def fleet_of(state: NodeState) -> FleetCapacity:
     """Return the node as a fleet of one host."""
     gpus, size = tuple(state.effective_gpus()), size_of_host(state)
     host = Host(HOST, gpus, size.cpu_milli, size.memory_bytes, link_groups(gpus))
     rules, leases = state.rules, [_of_project(lease, state) for lease in state.leases.values()]
-    fleet = fleet_with(
-        [host], leases, state.stray_bytes, rules.placement, state.demand_profile, rules.together
+    return FleetCapacity(
+        fleet_with([host], leases, state.stray_bytes, rules.placement, state.demand_profile, rules.together)
     )
-    return FleetCapacity(fleet)
 
 
 def _of_project(lease: Lease, state: NodeState) -> Lease:
@@ -93,7 +92,7 @@ def _of_project(lease: Lease, state: NodeState) -> Lease:
 
 def candidate(lease: Lease, state: NodeState, policy: Policy) -> PendingRequest:
     """Return a waiting lease as a candidate, with the request by which it is placed now."""
-    request = wanted_request(lease, state)
+    request = placement_request(lease, state)
     return PendingRequest(
         _of_project(lease if request is lease.request else replace(lease, request=request), state),
         lease.payer,

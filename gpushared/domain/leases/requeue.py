@@ -124,18 +124,18 @@ def start_requeued(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Non
     draft.do(MakeEdits(lease.id))
 
 
-def wanted_request(lease: Lease, state: NodeState) -> Request:
+def placement_request(lease: Lease, state: NodeState) -> Request:
     """Return the request by which a waiting lease is to be placed.
 
     A lease that had its GPUs before may be bound to them: a suspended lease always, and one whose settings
     the engine cannot change any more.
     """
     match lease.state:
-        case Suspended(held=held, left_seconds=left):
-            limit = None if left is None else int(left)
+        case Suspended(held=grants, left_seconds=left_seconds):
+            limit = None if left_seconds is None else int(left_seconds)
             # A suspended lease never gave back its memory on the host.
-            return replace(as_held(lease.request, held), time_limit_seconds=limit, host_memory_bytes=None)
-        case Requeued(held=held) if not state.means.binds_late:
-            return as_held(lease.request, lease.created_grants or held)
+            return replace(as_held(lease.request, grants), time_limit_seconds=limit, host_memory_bytes=None)
+        case Requeued(held=grants) if not state.means.binds_late:
+            return as_held(lease.request, lease.created_grants or grants)
         case _:
             return lease.request

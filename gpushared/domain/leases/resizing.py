@@ -16,7 +16,7 @@ from gpushared.domain.leases.explain import check_possible
 from gpushared.domain.leases.instructions import MakeEdits
 from gpushared.domain.leases.node_rules import Action
 from gpushared.domain.leases.node_state import Draft
-from gpushared.domain.leases.queue_pass import pass_over, places_of, quota_usage
+from gpushared.domain.leases.queue_pass import fleet_of, pass_over, quota_usage
 from gpushared.domain.model.elastic import (
     is_elastic,
     largest,
@@ -69,7 +69,7 @@ def resize(event: ResizeAsked, draft: Draft) -> None:
     if isinstance(lease.state, Queued):
         if request != lease.request:
             check_possible(draft.view(), request)
-            draft.put(_asking(lease, request).note(draft.now, _story(event, lease.request, request)))
+            draft.put(lease.with_request(request).note(draft.now, _story(event, lease.request, request)))
         return
     chosen = _largest(lease, request, event.size, draft)
     grants = tuple(_new_grant(grant, chosen, event.size, draft) for grant in lease.grants)
@@ -77,7 +77,7 @@ def resize(event: ResizeAsked, draft: Draft) -> None:
         _check_kind(lease, grants, draft)
         _check_room(lease, grants, draft)
         _check_use(lease, grants, draft)
-        changed = _holding(_asking(lease, request), grants, draft)
+        changed = _with_grants(lease.with_request(request), grants, draft)
         draft.put(changed.note(draft.now, _story(event, lease.request, request)))
         draft.do(MakeEdits(lease.id))
 
@@ -143,7 +143,7 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
         return request
     chosen = least(request)
     plan = pass_over(draft.view(), draft.now)
-    kept = frozenset(gpu for one in _kept_for_others(lease, plan) for gpu in one.gpus)
+    reservations = _reservations_of_others(lease, plan)
 
     def place(larger: Request) -> tuple[Grant, ...]:
         nonlocal chosen
@@ -154,17 +154,13 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
             _check_fixed(lease, grants, plan, draft)
         except (LimitReached, NeverFits, Unavailable):
             return ()
-        if raised & kept:
+        if any(raised & reservation.gpus for reservation in reservations):
             return ()
         chosen = larger
         return grants
 
     largest(request, place)
     return chosen
-
-
-def _asking(lease: Lease, request: Request) -> Lease:
-    return replace(lease, request=request, asked_first=lease.asked_first or lease.request)
 
 
 def _new_grant(old: Grant, request: Request, size: NewSize, draft: Draft) -> Grant:
@@ -262,9 +258,9 @@ def _check_free(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> set[Gp
 
 def _more(old: Grant, new: Grant) -> str:
     memory, compute = new.memory_bytes - old.memory_bytes, new.compute_permille - old.compute_permille
-    wanted = [f"{format_memory(memory)} more"] if memory > 0 else []
-    wanted += [f"{format_percent(compute)}% more"] if compute > 0 else []
-    return f"and {' and '.join(wanted)} would be needed"
+    amounts = [f"{format_memory(memory)} more"] if memory > 0 else []
+    amounts += [f"{format_percent(compute)}% more"] if compute > 0 else []
+    return f"and {' and '.join(amounts)} would be needed"
 
 
 def _check_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
@@ -272,13 +268,13 @@ def _check_limit(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     state = draft.view()
     if not state.policy.project(lease.payer).has_limit:
         return
-    places = places_of(state)
-    usage = quota_usage(state, places, draft.now)
-    before, after = sizes_of(lease.grants, places), sizes_of(grants, places)
+    fleet = fleet_of(state)
+    usage = quota_usage(state, fleet, draft.now)
+    before, after = sizes_of(lease.grants, fleet), sizes_of(grants, fleet)
     all_more = sum(after.values()) - sum(before.values())
     for model, more in (("", all_more), *((model, after[model] - before.get(model, 0)) for model in after)):
-        left = usage.left_to_limit(lease.payer, model, lease.request.lease_class)
-        if left is not None and more > max(0, left):
+        remaining = usage.left_to_limit(lease.payer, model, lease.request.lease_class)
+        if remaining is not None and more > max(0, remaining):
             raise LimitReached(
                 usage.limit_sentence(lease.payer), hint="`gpushare project ls` shows the limits"
             )
@@ -310,18 +306,18 @@ def _check_head(lease: Lease, raised: set[GpuId], plan: Plan) -> None:
 
     As in backfill, such GPUs go only to leases that end before the head can start there.
     """
-    kept = next((one for one in _kept_for_others(lease, plan) if raised & one.gpus), None)
-    if kept is not None:
-        raise LimitReached(
-            f"the room is kept for {kept.lease or kept.project}, which waits for it",
-            hint="`gpushare queue` shows what waits",
-        )
+    for reservation in _reservations_of_others(lease, plan):
+        if raised & reservation.gpus:
+            raise LimitReached(
+                f"the room is kept for {reservation.lease or reservation.project}, which waits for it",
+                hint="`gpushare queue` shows what waits",
+            )
 
 
-def _kept_for_others(lease: Lease, plan: Plan) -> Sequence[Reservation]:
+def _reservations_of_others(lease: Lease, plan: Plan) -> Sequence[Reservation]:
     """Return the reservations of requests that may start before the lease is over."""
     until = NEVER if lease.expires_at is None else lease.expires_at
-    return [kept for kept in plan.reservations if not until <= kept.start_at < NEVER]
+    return [reservation for reservation in plan.reservations if not until <= reservation.start_at < NEVER]
 
 
 # --- lowering ------------------------------------------------------------------------------------------
@@ -361,7 +357,7 @@ def _used_bytes(lease: Lease, gpu: Gpu, draft: Draft) -> int:
 # --- the lease afterwards ------------------------------------------------------------------------------
 
 
-def _holding(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
+def _with_grants(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> Lease:
     state = lease.state
     assert isinstance(state, _Resizable), "checked before"
     old = lease.grants

@@ -8,7 +8,6 @@ by that it asks to end by itself, perhaps with a checkpoint that needs its GPU. 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,17 +71,17 @@ class ContainerEnd:
     grace_seconds: float | None = None
 
 
-def at_once(asked: AskedEnd) -> bool:
+def at_once(request: AskedEnd) -> bool:
     """Return True if the request leaves no choice to the container."""
-    return (asked.kill and asked.grace_seconds == 0) or signal_number(asked.signal) == signal.SIGKILL
+    return (request.kill and request.grace_seconds == 0) or signal_number(request.signal) == signal.SIGKILL
 
 
-def ending_of(asked: AskedEnd, stop_signal: str, stop_seconds: int) -> ContainerEnd:
+def ending_of(request: AskedEnd, stop_signal: str, stop_seconds: int) -> ContainerEnd:
     """Return the ending, with the container's own signal and grace unless the request names others."""
-    number = signal_number(asked.signal or stop_signal) or DEFAULT_SIGNAL
-    if not asked.kill:
+    number = signal_number(request.signal or stop_signal) or DEFAULT_SIGNAL
+    if not request.kill:
         return ContainerEnd(number)
-    grace = stop_seconds if asked.grace_seconds is None else asked.grace_seconds
+    grace = stop_seconds if request.grace_seconds is None else request.grace_seconds
     return ContainerEnd(number, None if grace < 0 else grace)
 
 
@@ -139,8 +138,4 @@ def signal_number(text: str) -> int | None:
         return int(text) if 0 < int(text) < signal.NSIG else None
     name = text.upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
-    return next((one.value for one in _named(name)), None)
-
-
-def _named(name: str) -> Iterable[signal.Signals]:
-    return (one for one in signal.Signals if one.name == name)
+    return next((number.value for number in signal.Signals if number.name == name), None)

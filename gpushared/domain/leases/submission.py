@@ -27,12 +27,12 @@ MAX_REQUEST_ID = 128
 
 def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     """Return the lease of a request: a new one, or the lease of an equal earlier request."""
-    known = _asked_before(event, draft)
-    if known is not None:
-        draft.answer = known.id
-        if event.holder is not None and known.holder != event.holder and known.id in draft.leases:
-            known = draft.put(replace(known, holder=event.holder))
-        return known
+    earlier = _asked_before(event, draft)
+    if earlier is not None:
+        draft.answer = earlier.id
+        if event.holder is not None and earlier.holder != event.holder and earlier.id in draft.leases:
+            earlier = draft.put(replace(earlier, holder=event.holder))
+        return earlier
     check_terms(event.request, draft)
     if event.attempt is None and not event.device_name:
         # A job's targets were checked when the job was submitted, those of a container at its creation.
@@ -91,15 +91,15 @@ def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:
             f"a request id of {len(event.request_id)} characters is too long",
             hint=f"use at most {MAX_REQUEST_ID} characters, such as a UUID",
         )
-    known = (*draft.leases.values(), *draft.base.ended.values())
+    leases = (*draft.leases.values(), *draft.base.ended.values())
     same = (event.request_id, event.caller.uid)
-    found = next((lease for lease in known if (lease.request_id, lease.owner_uid) == same), None)
-    if found is not None and (found.asked_first or found.request) != event.request:
+    earlier = next((lease for lease in leases if (lease.request_id, lease.owner_uid) == same), None)
+    if earlier is not None and (earlier.asked_first or earlier.request) != event.request:
         raise RequestError(
             f"request id {shown(event.request_id)} was used for something else",
             hint="give every new request an id of its own",
         )
-    return found
+    return earlier
 
 
 def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
@@ -121,8 +121,10 @@ def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
 
 
 def _check_bounds(newest: Lease, draft: Draft) -> None:
-    waiting = [one for one in draft.leases.values() if isinstance(one.state, Queued) and one != newest]
-    own = sum(one.owner_uid == newest.owner_uid for one in waiting)
+    waiting = [
+        lease for lease in draft.leases.values() if isinstance(lease.state, Queued) and lease != newest
+    ]
+    own = sum(lease.owner_uid == newest.owner_uid for lease in waiting)
     if len(waiting) >= draft.rules.max_queued:
         raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
     if own >= draft.rules.max_queued_per_user:

@@ -26,18 +26,19 @@ def size_of_host(state: NodeState) -> HostSize:
     host = total_of_host(state)
     if host.memory_bytes is None:
         return host
-    kept = (one.request for one in state.leases.values() if isinstance(one.state, Suspended))
-    return replace(host, memory_bytes=host.memory_bytes - sum(one.host_memory_bytes or 0 for one in kept))
+    requests = (lease.request for lease in state.leases.values() if isinstance(lease.state, Suspended))
+    suspended_bytes = sum(request.host_memory_bytes or 0 for request in requests)
+    return replace(host, memory_bytes=host.memory_bytes - suspended_bytes)
 
 
 def free_of_host(state: NodeState) -> HostSize:
     """Return the CPU and memory that no lease has taken yet; negative if the machine shrank."""
-    size = size_of_host(state)
-    held = [lease.request for lease in state.holders()]
-    cpu = None if size.cpu_milli is None else size.cpu_milli - sum(one.host_cpu_milli or 0 for one in held)
-    memory = size.memory_bytes
+    size, requests = size_of_host(state), [lease.request for lease in state.holders()]
+    cpu, memory = size.cpu_milli, size.memory_bytes
+    if cpu is not None:
+        cpu -= sum(request.host_cpu_milli or 0 for request in requests)
     if memory is not None:
-        memory -= sum(one.host_memory_bytes or 0 for one in held)
+        memory -= sum(request.host_memory_bytes or 0 for request in requests)
     return HostSize(cpu, memory)
 
 
@@ -46,13 +47,12 @@ def lack_of_host(request: Request, state: NodeState) -> str:
     free, size = free_of_host(state), total_of_host(state)
     cpu, memory = request.host_cpu_milli or 0, request.host_memory_bytes or 0
     if free.cpu_milli is not None and cpu > free.cpu_milli:
-        left, all_of_it = format_cores(max(0, free.cpu_milli)), format_cores(size.cpu_milli or 0)
-        return f"needs {format_cores(cpu)} CPUs of the host; {left} of {all_of_it} are not taken by leases"
+        rest, total = format_cores(max(0, free.cpu_milli)), format_cores(size.cpu_milli or 0)
+        return f"needs {format_cores(cpu)} CPUs of the host; {rest} of {total} are not taken by leases"
     if free.memory_bytes is not None and memory > free.memory_bytes:
-        left = format_memory(max(0, free.memory_bytes))
-        of_all = format_memory(size.memory_bytes or 0)
+        rest, total = format_memory(max(0, free.memory_bytes)), format_memory(size.memory_bytes or 0)
         return (
-            f"needs {format_memory(memory)} of the host's memory; {left} of {of_all} are not taken by leases"
+            f"needs {format_memory(memory)} of the host's memory; {rest} of {total} are not taken by leases"
         )
     return ""
 
@@ -92,12 +92,8 @@ def capacities_for(request: Request, capacities: FreeCapacities, state: NodeStat
 def note_memory(lease: LeaseId, memory: ContainerMemory | None, draft: Draft) -> None:
     """Note the engine's figures for a lease's container, and drop the figures of leases that are over."""
     if memory is not None and memory != draft.container_memory.get(lease):
-        known = {
-            lease_id: figures
-            for lease_id, figures in draft.container_memory.items()
-            if lease_id in draft.leases
-        }
-        draft.container_memory = {**known, lease: memory}
+        live = {name: figures for name, figures in draft.container_memory.items() if name in draft.leases}
+        draft.container_memory = {**live, lease: memory}
 
 
 def lack_of_memory(lease: Lease, state: NodeState) -> str:

@@ -119,8 +119,10 @@ def suspended(event: ContainerSuspended, draft: Draft) -> None:
     state = lease.state
     if not isinstance(state, Suspending):
         return
-    left = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
-    to = Suspended(state.container, draft.now, draft.next_sequence, state.grants, left, wanted=state.wanted)
+    left_seconds = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
+    to = Suspended(
+        state.container, draft.now, draft.next_sequence, state.grants, left_seconds, wanted=state.wanted
+    )
     lease = replace(awake(withdraw(lease, draft), draft), expires_at=None)
     draft.move(lease, to, "its GPU memory is on the host and its processes are frozen")
 
@@ -144,9 +146,9 @@ def resume(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
     """Begin to bring the lease back, since there is room again."""
     state = lease.state
     assert isinstance(state, Suspended)
-    left = state.left_seconds
+    left_seconds = state.left_seconds
     deadline = draft.now + draft.rules.suspend_seconds
-    lease = replace(lease, expires_at=None if left is None else draft.now + left)
+    lease = replace(lease, expires_at=None if left_seconds is None else draft.now + left_seconds)
     draft.move(lease, Resuming(grants, state.container, draft.now, deadline), "there is room for it again")
     draft.do(MakeEdits(lease.id))
     draft.do(ResumeContainer(lease.id, state.container))
@@ -168,8 +170,10 @@ def resume_failed(event: ResumeFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Resuming):
-        left = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
-        to = Suspended(state.container, draft.now, draft.next_sequence, state.grants, left, wanted=False)
+        left_seconds = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
+        to = Suspended(
+            state.container, draft.now, draft.next_sequence, state.grants, left_seconds, wanted=False
+        )
         why = f"could not be brought back: {event.reason}; `gpushare resume {lease.id}` tries again"
         draft.move(replace(lease, expires_at=None), to, why)
 

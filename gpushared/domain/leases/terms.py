@@ -23,8 +23,8 @@ def check_terms(request: Request, draft: Draft) -> None:
 
 def without_ended(request: Request, leases: Collection[LeaseId]) -> Request:
     """Return the request without the leases that are over, so that it may be asked again much later."""
-    known = {name: tuple(one for one in getattr(request, name) if one in leases) for name in _NAMING}
-    return replace(request, after=known["after"], near=known["near"], away_from=known["away_from"])
+    live = {name: tuple(lease for lease in getattr(request, name) if lease in leases) for name in _NAMING}
+    return replace(request, after=live["after"], near=live["near"], away_from=live["away_from"])
 
 
 _NAMING = ("after", "near", "away_from")

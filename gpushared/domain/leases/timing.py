@@ -35,8 +35,8 @@ def hold(event: HoldAsked, draft: Draft) -> None:
     _check_waits(lease)
     if event.held and not lease.held_by:
         own = event.caller.uid == lease.owner_uid
-        held = replace(lease, held_by=event.caller.name, held_by_admin=not own)
-        draft.put(held.note(draft.now, f"held by {event.caller.name}"))
+        held_lease = replace(lease, held_by=event.caller.name, held_by_admin=not own)
+        draft.put(held_lease.note(draft.now, f"held by {event.caller.name}"))
     elif not event.held and lease.held_by:
         if lease.held_by_admin and not event.caller.trusted:
             raise PermissionRefused(
@@ -55,8 +55,8 @@ def set_priority(event: PriorityAsked, draft: Draft) -> None:
     if event.priority == lease.request.priority:
         return
     request = replace(lease.request, priority=event.priority)
-    changed = replace(lease, request=request, asked_first=lease.asked_first or lease.request)
-    draft.put(changed.note(draft.now, f"{event.caller.name} gave it the priority {event.priority}"))
+    text = f"{event.caller.name} gave it the priority {event.priority}"
+    draft.put(lease.with_request(request).note(draft.now, text))
 
 
 def _check_waits(lease: Lease) -> None:
@@ -98,18 +98,17 @@ def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
     assert limit is not None
     expires_at = None if lease.expires_at is None else lease.expires_at + seconds
     request = replace(lease.request, time_limit_seconds=limit + seconds)
-    asked_first = lease.asked_first or lease.request
-    longer = replace(lease, request=request, asked_first=asked_first, expires_at=expires_at)
+    longer = replace(lease.with_request(request), expires_at=expires_at)
     longer = withdraw(longer, draft, NoticeKind.EXPIRES)
     return longer.note(draft.now, f"{by} extended it by {format_duration(seconds)}")
 
 
 def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
-    held = {grant.gpu for grant in lease.grants}
-    plan = pass_over(draft.view(), draft.now)
-    kept = next((one for one in plan.reservations if held & one.gpus and one.start_at < NEVER), None)
-    if kept is not None:
-        raise LimitReached(
-            f"{kept.lease or kept.project} waits for the GPU and counts on the end of {lease.id}",
-            hint="let it end and ask again, or ask an administrator to extend it",
-        )
+    gpus = {grant.gpu for grant in lease.grants}
+    for reservation in pass_over(draft.view(), draft.now).reservations:
+        if gpus & reservation.gpus and reservation.start_at < NEVER:
+            winner = reservation.lease or reservation.project
+            raise LimitReached(
+                f"{winner} waits for the GPU and counts on the end of {lease.id}",
+                hint="let it end and ask again, or ask an administrator to extend it",
+            )

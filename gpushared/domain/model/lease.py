@@ -598,6 +598,10 @@ class Lease:
             )
         return replace(self, state=to).note(at, why)
 
+    def with_request(self, request: Request) -> Lease:
+        """Return the same lease with a changed request; the request as it came stays in ``asked_first``."""
+        return replace(self, request=request, asked_first=self.asked_first or self.request)
+
     def without_fault(self) -> Lease:
         """Return the same lease without its past fault, and the fault's time."""
         return replace(self, health=replace(self.health, fault="", faulted_at=None))

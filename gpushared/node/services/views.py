@@ -11,7 +11,7 @@ from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.leases.explain import Waiting
 from gpushared.domain.leases.idle_leases import idle_since
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.leases.notifications import words_of
+from gpushared.domain.leases.notifications import outcome_text
 from gpushared.domain.leases.offers import Offer, WouldGiveWay, fits_instead
 from gpushared.domain.leases.requeue import step_of
 from gpushared.domain.leases.suspension import why_not
@@ -112,7 +112,7 @@ class Views:
         if isinstance(lease.state, Ended):
             view.outcome.CopyFrom(outcome(lease.state.outcome, self._loop.state.gpus))
             if not with_names:
-                view.outcome.text = words_of(lease.state.outcome)
+                view.outcome.text = outcome_text(lease.state.outcome)
 
     def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
         """Add the lease's use of its GPUs, and the walls that limit it."""
