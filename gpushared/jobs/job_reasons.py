@@ -128,7 +128,7 @@ def wait_code(job: Job, state: PoolState, now: float) -> str:
 
 def _newest_decision(job: Job, state: PoolState) -> PassDecision | None:
     """Return what the newest scheduling pass decided on the job, or on the jobs of its shape."""
-    return state.verdicts.get(LeaseId(job.id)) or state.verdicts.get(shape_of(job, state.policy))
+    return state.decisions.get(LeaseId(job.id)) or state.decisions.get(shape_of(job, state.policy))
 
 
 # --- it waits ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpushared.domain.leases.instructions import DropEdits, MakeEdits
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step, open_spans
-from gpushared.domain.leases.queue_pass import places_of, quota_usage
+from gpushared.domain.leases.queue_pass import fleet_of, quota_usage
 from gpushared.domain.model.elastic import is_elastic, least, most
 from gpushared.domain.model.errors import GpushareError, InvalidTransition
 from gpushared.domain.model.gpu import (
@@ -425,7 +425,7 @@ class NodeMachine(RuleBasedStateMachine):
         began = [lease.holds_since or 0.0 for lease in self.state.holders()]
         for span in open_spans(self.state, max([self.now, *began]) + 1):
             held[span.project] += span.permille
-        places = places_of(self.state)
+        places = fleet_of(self.state)
         quotas = quota_usage(self.state, places, self.now)
         assert {one: held[one] for one in held if held[one]} == {
             lease.payer: quotas.held(lease.payer) for lease in self.state.holders()

@@ -57,10 +57,10 @@ def _short(part: Part) -> TryPart:
 
 
 def _newest(tries: tuple[Try, ...]) -> tuple[Try, ...]:
-    kept, parts = 0, 0
-    for one in reversed(tries[-TRIES_KEPT:]):
-        parts += len(one.parts)
-        if kept and parts > TRY_PARTS_KEPT:
+    count, parts = 0, 0
+    for attempt in reversed(tries[-TRIES_KEPT:]):
+        parts += len(attempt.parts)
+        if count and parts > TRY_PARTS_KEPT:
             break
-        kept += 1
-    return tries[-kept:] if kept else ()
+        count += 1
+    return tries[-count:] if count else ()

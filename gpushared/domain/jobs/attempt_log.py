@@ -131,12 +131,12 @@ class OrderAnswer:
 
 def restored(records: Iterable[Attempt], epoch: int = 0, coordinator: str = "") -> AttemptLog:
     """Return the log that had these records. ``epoch`` is the highest epoch seen."""
-    known = {record.key: record for record in records}
+    by_key = {record.key: record for record in records}
     return AttemptLog(
-        PersistentMap(known),
-        {key: record for key, record in known.items() if not record.state.is_final},
+        PersistentMap(by_key),
+        {key: record for key, record in by_key.items() if not record.state.is_final},
         epoch,
-        1 + max((record.revision for record in known.values()), default=0),
+        1 + max((record.revision for record in by_key.values()), default=0),
         coordinator,
     )
 
@@ -239,11 +239,11 @@ def reports(attempt_log: AttemptLog, spec_bytes: int = SPEC_BYTES) -> tuple[Repo
     both sides busy for as long as the node sends them.
     """
     records = sorted(attempt_log.records.values(), key=lambda record: record.revision)
-    with_spec, left = set(attempt_log.live), spec_bytes
+    with_spec, remaining_bytes = set(attempt_log.live), spec_bytes
     for record in reversed(records):
         if record.state.is_final and record.spec is not None:
-            left -= len(record.spec.body) + SPEC_REST_BYTES
-            if left < 0:
+            remaining_bytes -= len(record.spec.body) + SPEC_REST_BYTES
+            if remaining_bytes < 0:
                 break
             with_spec.add(record.key)
     return tuple(_report_at_registration(record, record.key in with_spec) for record in records)
@@ -317,9 +317,9 @@ def _place(
     now: float,
     boot_id: str,
 ) -> OrderAnswer:
-    known = attempt_log.get(order.key)
-    if known is not None:
-        return OrderAnswer(attempt_log, report_of(known), attempt=known)
+    record = attempt_log.get(order.key)
+    if record is not None:
+        return OrderAnswer(attempt_log, report_of(record), attempt=record)
     record = Attempt(
         key=order.key,
         state=AttemptState.PREPARING if refusal is None else AttemptState.REFUSED,
@@ -340,31 +340,31 @@ def _place(
 
 
 def _cancel(attempt_log: AttemptLog, order: CancelPart, now: float) -> OrderAnswer:
-    known = attempt_log.get(order.key)
-    if known is None:
+    record = attempt_log.get(order.key)
+    if record is None:
         return _answer(attempt_log, _tombstone(order, CANCELLED_UNSEEN, now))
-    if known.state.is_final:
-        return OrderAnswer(attempt_log, report_of(known), attempt=known)
+    if record.state.is_final:
+        return OrderAnswer(attempt_log, report_of(record), attempt=record)
     by = order.by or "the coordinator"
-    if known.lease is None:
+    if record.lease is None:
         gone = Ending(EndKind.CANCELLED, f"cancelled by {by}")
         return _answer(
             attempt_log,
-            replace(known, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now),
+            replace(record, state=AttemptState.ENDED, ending=gone, cancelled_by=by, at=now),
             OrderWork.END,
         )
-    if known.cancelled_by:
-        return OrderAnswer(attempt_log, report_of(known), OrderWork.END, known)
-    return _answer(attempt_log, replace(known, cancelled_by=by, at=now), OrderWork.END)
+    if record.cancelled_by:
+        return OrderAnswer(attempt_log, report_of(record), OrderWork.END, record)
+    return _answer(attempt_log, replace(record, cancelled_by=by, at=now), OrderWork.END)
 
 
 def _commit(attempt_log: AttemptLog, order: Commit, now: float) -> OrderAnswer:
-    known = attempt_log.get(order.key)
-    if known is None:
+    record = attempt_log.get(order.key)
+    if record is None:
         return _answer(attempt_log, _tombstone(order, NEVER_SEEN, now))
-    if known.state is not AttemptState.RESERVED or not known.gang or known.facts or known.cancelled_by:
-        return OrderAnswer(attempt_log, report_of(known), attempt=known)
-    return _answer(attempt_log, replace(known, facts=order.gang, at=now), OrderWork.START)
+    if record.state is not AttemptState.RESERVED or not record.gang or record.facts or record.cancelled_by:
+        return OrderAnswer(attempt_log, report_of(record), attempt=record)
+    return _answer(attempt_log, replace(record, facts=order.gang, at=now), OrderWork.START)
 
 
 def _tombstone(order: Order, ending: Ending, now: float) -> Attempt:
@@ -381,7 +381,7 @@ def _answer(attempt_log: AttemptLog, record: Attempt, work: OrderWork = OrderWor
 
 def _written(attempt_log: AttemptLog, record: Attempt) -> AttemptLog:
     record = replace(record, revision=attempt_log.next_revision, coordinator=attempt_log.coordinator)
-    live = {key: one for key, one in attempt_log.live.items() if key != record.key}
+    live = {key: other for key, other in attempt_log.live.items() if key != record.key}
     if not record.state.is_final:
         live[record.key] = record
     return replace(

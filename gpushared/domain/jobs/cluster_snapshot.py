@@ -16,7 +16,7 @@ from gpushared.domain.jobs.coordinator_state import PoolState, is_tried_last
 from gpushared.domain.jobs.job import Job, NodeName
 from gpushared.domain.jobs.liveness import takes_work_until
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory, Member
-from gpushared.domain.jobs.node_holdings import PlacedHolder, held_on
+from gpushared.domain.jobs.node_holdings import PlacedHolder, holders_on
 from gpushared.domain.jobs.quota_owners import QuotaOwners
 from gpushared.domain.model.gpu import Gpu, GpuId
 from gpushared.domain.model.gpu_names import is_called, models_named
@@ -94,8 +94,8 @@ class ClusterSnapshot:
         self._facts: dict[NodeName, _NodeFacts] = {}
         self._touched: set[NodeName] = set()
         """Nodes with a booking since the last pass; the booking may never come true."""
-        self._booked: dict[NodeName, dict[LeaseId, Booking]] = {}
-        self._held: dict[NodeName, HoldersOnNode] = {}
+        self._bookings: dict[NodeName, dict[LeaseId, Booking]] = {}
+        self._holders: dict[NodeName, HoldersOnNode] = {}
         self._holder_index: HolderIndex | None = None
         self._models: Mapping[str, Gpu] = {}
         self._gpus: dict[GpuId, Gpu] = {}
@@ -108,8 +108,8 @@ class ClusterSnapshot:
         """
         news = self._changed_facts(state, now)
         if self._has_new_rules(state, policy) or self._is_another_pool(news):
-            everybody = {name: self._read_facts(name, state, now) for name in state.members}
-            facts = {name: fact for name, fact in everybody.items() if fact is not None}
+            all_facts = {name: self._read_facts(name, state, now) for name in state.members}
+            facts = {name: fact for name, fact in all_facts.items() if fact is not None}
             self._rebuild(facts, state, policy)
         else:
             facts = {
@@ -173,7 +173,7 @@ class ClusterSnapshot:
         self._quota_owners = QuotaOwners(policy, state.rules)
         self._fleet = Fleet(hosts, state.rules.placement, demand_profile=self._fleet.demand_profile)
         self._facts = {}
-        self._booked, self._held = {name: {} for name in facts}, {name: {} for name in facts}
+        self._bookings, self._holders = {name: {} for name in facts}, {name: {} for name in facts}
         self._holder_index, self.candidates = HolderIndex(policy, self), {}
         self._gpus = {gpu.id: gpu for host in hosts for gpu in host.gpus}
         self._models = smallest_of_each_model(self._gpus.values())
@@ -184,52 +184,54 @@ class ClusterSnapshot:
         Holders that are gone are removed first, because a holder that was on one node may be on another one
         now.
         """
-        wanted = {name: self._wanted(name, fact, state, policy) for name, fact in facts.items()}
+        current = {name: self._read_holders(name, fact, state, policy) for name, fact in facts.items()}
         snapshot = {
             name
             for name, fact in facts.items()
-            if not fact.same_gpus(self._facts.get(name)) or _is_contradictory(self._booked[name])
+            if not fact.same_gpus(self._facts.get(name)) or _is_contradictory(self._bookings[name].values())
         }
-        for name, holders in wanted.items():
+        for name, holders in current.items():
             self._remove_holders(name, holders, everybody=name in snapshot)
         for name in snapshot:
             host = _host(name, facts[name], state, self._by_node[name])
             self._fleet.renew(host, free_capacities(host.gpus, (), dict(facts[name].free.stray_bytes)))
-        for name, holders in wanted.items():
+        for name, holders in current.items():
             self._add_holders(name, holders)
         self._fleet.commit()
         self._facts.update(facts)
 
-    def _wanted(self, name: NodeName, fact: _NodeFacts, state: PoolState, policy: Policy) -> HoldersOnNode:
-        found: HoldersOnNode = {}
-        known, gpus = self._held[name], frozenset(self._by_node[name])
-        for one in held_on(fact.member, gpus, known, state, policy, self._quota_owners):
-            lease = one.holder.lease
-            before = known.get(lease.id)
-            same = before is not None and before[0].holder is one.holder
-            found[lease.id] = one, before[1] if same and before else (lease.request, lease.grants)
-        return found
+    def _read_holders(
+        self, name: NodeName, fact: _NodeFacts, state: PoolState, policy: Policy
+    ) -> HoldersOnNode:
+        holders: HoldersOnNode = {}
+        previous, gpus = self._holders[name], frozenset(self._by_node[name])
+        for placed in holders_on(fact.member, gpus, previous, state, policy, self._quota_owners):
+            lease = placed.holder.lease
+            before = previous.get(lease.id)
+            same = before is not None and before[0].holder is placed.holder
+            holders[lease.id] = placed, before[1] if same and before else (lease.request, lease.grants)
+        return holders
 
-    def _remove_holders(self, name: NodeName, wanted: HoldersOnNode, *, everybody: bool) -> None:
-        taken, held = self._booked[name], self._held[name]
-        for lease in list(taken):
-            if everybody or lease not in wanted or wanted[lease][1] != taken[lease]:
+    def _remove_holders(self, name: NodeName, current: HoldersOnNode, *, everybody: bool) -> None:
+        bookings, holders = self._bookings[name], self._holders[name]
+        for lease in list(bookings):
+            if everybody or lease not in current or current[lease][1] != bookings[lease]:
                 self._fleet.give(lease)
-                del taken[lease]
-        for lease in list(held):
-            if lease not in wanted or wanted[lease][0].holder is not held[lease][0].holder:
+                del bookings[lease]
+        for lease in list(holders):
+            if lease not in current or current[lease][0].holder is not holders[lease][0].holder:
                 self.holder_index.remove(lease)
-                del held[lease]
+                del holders[lease]
 
-    def _add_holders(self, name: NodeName, wanted: HoldersOnNode) -> None:
-        taken, held = self._booked[name], self._held[name]
-        for lease, (one, booked) in wanted.items():
-            if lease not in taken:
-                self._fleet.take(lease, booked[0], Placement(name, booked[1]))
-                taken[lease] = booked
-            if lease not in held:
-                self.holder_index.add(one.holder)
-            held[lease] = one, booked
+    def _add_holders(self, name: NodeName, current: HoldersOnNode) -> None:
+        bookings, holders = self._bookings[name], self._holders[name]
+        for lease, (placed, booking) in current.items():
+            if lease not in bookings:
+                self._fleet.take(lease, booking[0], Placement(name, booking[1]))
+                bookings[lease] = booking
+            if lease not in holders:
+                self.holder_index.add(placed.holder)
+            holders[lease] = placed, booking
 
     # --- methods that ClusterCapacity uses -----------------------------------------------------------------
 
@@ -237,17 +239,17 @@ class ClusterSnapshot:
         node = NodeName(self._fleet.host_of(grants[0].gpu))
         self._fleet.take(lease, request, Placement(node, tuple(grants)))
         self._fleet.commit()
-        self._booked[node][lease] = request, tuple(grants)
+        self._bookings[node][lease] = request, tuple(grants)
         self._touched.add(node)
 
     def give(self, lease: LeaseId) -> None:
-        held = self._fleet.holder(lease)
-        if held is None:
+        placement = self._fleet.holder(lease)
+        if placement is None:
             return
-        node = NodeName(held.host)
+        node = NodeName(placement.host)
         self._fleet.give(lease)
         self._fleet.commit()
-        self._booked[node].pop(lease, None)
+        self._bookings[node].pop(lease, None)
         self._touched.add(node)
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -266,11 +268,11 @@ class ClusterSnapshot:
 class ClusterCapacity:
     """Answer the queue's questions about a snapshot; a request may name nodes to be on or to keep off.
 
-    ``kept`` holds GPUs that no job may use at the moment. Nodes that rest are tried last.
+    ``reserved_gpus`` holds GPUs that no job may use at the moment. Nodes that rest are tried last.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, fleet: Fleet, resting: frozenset[GpuId]) -> None:
-        self.kept: frozenset[GpuId] = frozenset()
+        self.reserved_gpus: frozenset[GpuId] = frozenset()
         self._snapshot = snapshot
         self._fleet = fleet
         self._resting = resting
@@ -289,8 +291,8 @@ class ClusterCapacity:
         host = host if target is None else target
         if host is not None and not self._snapshot.gpus_of(host):
             return ()
-        if away or self.kept:
-            closed = self.kept.union(closed, *(self._snapshot.gpus_of(node) for node in away))
+        if away or self.reserved_gpus:
+            closed = self.reserved_gpus.union(closed, *(self._snapshot.gpus_of(node) for node in away))
         if self._resting:
             grants = self._placed(request, gone, self._resting.union(closed), host)
             if grants:
@@ -349,19 +351,19 @@ def in_full(request: Request, models: Mapping[str, Gpu]) -> Request:
 
     Nodes come and go, so the full names are found anew for each pass.
     """
-    known = [word for word in request.models if any(is_called(name, word) for name in models)]
-    full = models_named(known, models.values()) if known else request.models
+    present = [model for model in request.models if any(is_called(name, model) for name in models)]
+    full = models_named(present, models.values()) if present else request.models
     return request if full == request.models else replace(request, models=full)
 
 
-def as_asked_of(host: str, request: Request, places: ClusterCapacity) -> Request:
+def with_models_of(host: str, request: Request, cluster: ClusterCapacity) -> Request:
     """Return the request with only the models that the node has.
 
     A node refuses an unknown model name.
     """
     if not request.models:
         return request
-    return in_full(request, {gpu.name: gpu for gpu in map(places.gpu, places.gpus_of(host))})
+    return in_full(request, {gpu.name: gpu for gpu in map(cluster.gpu, cluster.gpus_of(host))})
 
 
 def marked(request: Request, target: NodeName, refused_by: Iterable[NodeName]) -> Request:
@@ -390,13 +392,13 @@ def _resting(state: PoolState, now: float, gpus: Mapping[str, tuple[GpuId, ...]]
     )
 
 
-def _is_contradictory(taken: Mapping[LeaseId, Booking]) -> bool:
+def _is_contradictory(bookings: Collection[Booking]) -> bool:
     """Return True if the holdings, reported at different times, show a GPU shared that one lease has alone.
 
     If such a lease has left a GPU's free capacity, that capacity does not count the other leases any more.
     """
-    alone = {grant.gpu for request, grants in taken.values() if request.wants_whole_gpus for grant in grants}
-    holders = Counter(grant.gpu for _, grants in taken.values() for grant in grants) if alone else Counter()
+    alone = {grant.gpu for request, grants in bookings if request.wants_whole_gpus for grant in grants}
+    holders = Counter(grant.gpu for _, grants in bookings for grant in grants) if alone else Counter()
     return any(holders[gpu] > 1 for gpu in alone)
 
 
@@ -419,10 +421,10 @@ def _owned(facts: Mapping[NodeName, _NodeFacts]) -> dict[str, tuple[GpuId, ...]]
     Otherwise a grant meant for one node could be placed on another node.
     """
     owned: dict[str, tuple[GpuId, ...]] = {}
-    taken: set[GpuId] = set()
-    for name, fact in sorted(facts.items(), key=lambda one: (one[1].member.enrolled_at, one[0])):
-        owned[name] = tuple(gpu.id for gpu in fact.inventory.gpus if gpu.id not in taken)
-        taken.update(owned[name])
+    owned_ids: set[GpuId] = set()
+    for name, fact in sorted(facts.items(), key=lambda item: (item[1].member.enrolled_at, item[0])):
+        owned[name] = tuple(gpu.id for gpu in fact.inventory.gpus if gpu.id not in owned_ids)
+        owned_ids.update(owned[name])
     return owned
 
 

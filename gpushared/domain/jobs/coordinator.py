@@ -90,7 +90,7 @@ def restore(
     each job is all that nodes may have been told, so nothing waits for their reports.
     """
     accounts = accounts or ProjectAccounts()
-    everything = sorted(jobs, key=lambda job: job.sequence)
+    all_jobs = sorted(jobs, key=lambda job: job.sequence)
     enrolled = {member.name: member.unheard() for member in members}
     if rules.here:
         enrolled.setdefault(HERE, Member(HERE, now))
@@ -104,9 +104,9 @@ def restore(
         usage=usage_of(accounts.usage, rules.policy.half_life_seconds),
         turns=accounts.turns,
         projects=accounts.projects,
-        next_sequence=1 + max((job.sequence for job in everything), default=0),
+        next_sequence=1 + max((job.sequence for job in all_jobs), default=0),
     )
-    _remember(state, everything)
+    _remember(state, all_jobs)
     draft = PoolDraft(state, now)
     recovery.unsettle(draft)
     draft.state.recovering_since = now if from_copy else None
@@ -127,10 +127,10 @@ def _remember(state: PoolState, jobs: list[Job]) -> None:
     awaited = {after.job for job in live for after in job.awaits}
     ended = {job.id: job for job in over}
     newest = _newest([ended[name] for _, _, name in order], state.rules)
-    kept = [one for one in order if one[2] in newest or one[2] in awaited]
-    state.ended_bytes = sum(ended[name].spec.size_bytes for _, _, name in kept)
-    state.ended = PersistentMap((name, ended[name]) for _, _, name in kept)
-    state.ended_order = PersistentSortedList(kept)
+    entries = [entry for entry in order if entry[2] in newest or entry[2] in awaited]
+    state.ended_bytes = sum(ended[name].spec.size_bytes for _, _, name in entries)
+    state.ended = PersistentMap((name, ended[name]) for _, _, name in entries)
+    state.ended_order = PersistentSortedList(entries)
     remembered = [*live, *state.ended.values()]
     state.ids = PersistentSortedList(map(id_key, remembered))
     state.names = PersistentSortedList(filter(None, map(name_key, remembered)))
@@ -184,18 +184,18 @@ def _look_at_alarms(draft: PoolDraft) -> None:
         _handle_alarm(Wake(first[1]), first[2], draft)
 
 
-def _handle_alarm(what: Wake, whose: str, draft: PoolDraft) -> None:
-    match what:
+def _handle_alarm(kind: Wake, name: str, draft: PoolDraft) -> None:
+    match kind:
         case Wake.READY:
-            if (job := draft.job(JobId(whose))) is not None:
+            if (job := draft.job(JobId(name))) is not None:
                 draft.line_up(job)
         case Wake.RESEND:
-            if (job := draft.job(JobId(whose))) is not None:
+            if (job := draft.job(JobId(name))) is not None:
                 resend(job, draft)
         case Wake.AFTER:
-            job_commands.after_end(JobId(whose), draft)
+            job_commands.after_end(JobId(name), draft)
         case Wake.SILENCE:
-            liveness.look(NodeName(whose), draft)
+            liveness.look(NodeName(name), draft)
         case Wake.SETTLE:
             recovery.settle_if_due(draft)
 

@@ -152,8 +152,8 @@ class PoolState:
     booked: PersistentMap[JobId, GrantsByNode] = field(default_factory=PersistentMap)
     """The plan for an attempt; the plan counts until the attempt's node reports its holdings."""
     alarms: PersistentSortedList[Alarm] = field(default_factory=PersistentSortedList)
-    verdicts: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)
-    """The reasons why jobs wait, by the last pass. A job that the pass did not reach has the verdict on its
+    decisions: Mapping[LeaseId | JobShape, PassDecision] = field(default_factory=dict)
+    """The reasons why jobs wait, by the last pass. A job that the pass did not reach has the decision on its
     shape."""
     under_way: Mapping[LeaseId, Preemption] = field(default_factory=dict)
     """Jobs for which others give way at the moment."""
@@ -172,10 +172,10 @@ class PoolState:
 
     @property
     def policy(self) -> Policy:
-        known = self.ruling
-        if known is None or known[0] is not self.rules or known[1] is not self.projects:
-            known = self.ruling = (self.rules, self.projects, self.rules.policy_with(self.projects))
-        return known[2]
+        ruling = self.ruling
+        if ruling is None or ruling[0] is not self.rules or ruling[1] is not self.projects:
+            ruling = self.ruling = (self.rules, self.projects, self.rules.policy_with(self.projects))
+        return ruling[2]
 
     @property
     def queued_count(self) -> int:
@@ -210,12 +210,12 @@ class PoolState:
         begin_at = job.spec.request.begin_at
         return max(job.state.not_before, self.moment(begin_at) if begin_at is not None else 0.0)
 
-    def find(self, job: JobId, by: Owner | None = None) -> Job:
+    def find(self, name: JobId, by: Owner | None = None) -> Job:
         """Return a job, finished or not. Raises NotFound, also if ``by`` may not see the job."""
-        found = self.jobs.get(job) or self.ended.get(job)
-        if found is None or (by is not None and not by.may_see_jobs_of(found.spec.owner)):
-            raise NotFound(f"there is no job {shown(job)}", hint="`gpushare jobs` lists them")
-        return found
+        job = self.jobs.get(name) or self.ended.get(name)
+        if job is None or (by is not None and not by.may_see_jobs_of(job.spec.owner)):
+            raise NotFound(f"there is no job {shown(name)}", hint="`gpushare jobs` lists them")
+        return job
 
     def named(self, name: str, by: Owner | None = None) -> list[Job]:
         """Return the jobs of a name that ``by`` may see (None: all jobs).
@@ -283,7 +283,7 @@ class PoolState:
         )
 
 
-_all_fields = attrgetter(*(one.name for one in fields(PoolState)))
+_all_fields = attrgetter(*(f.name for f in fields(PoolState)))
 """Each event copies the state; ``copy.copy`` takes three times as long."""
 
 
@@ -389,13 +389,13 @@ class PoolDraft:
         state = self.state
         waiting = state.gangs if is_gang(job.spec) else state.waiting
         shape = shape_of(job, state.policy) if ready else None
-        known = waiting.where.get(job.id)
-        if known is not None and known[1] != shape:
+        entry = waiting.where.get(job.id)
+        if shape != (entry and entry[1]):
             waiting = waiting.drop(job.id)
-        if shape is not None and (known is None or known[1] != shape):
-            # A job behind refused jobs with the same request needs no new pass.
-            state.stale = state.stale or shape not in waiting.shapes
-            waiting = waiting.put(job.id, job.sequence, shape)
+            if shape is not None:
+                # A job behind refused jobs with the same request needs no new pass.
+                state.stale = state.stale or shape not in waiting.shapes
+                waiting = waiting.put(job.id, job.sequence, shape)
         if is_gang(job.spec):
             state.gangs = waiting
         else:
@@ -408,8 +408,8 @@ class PoolDraft:
         if state.rules.here and before is not None and isinstance(before.state, Placing):
             state.stale = True  # the job may have left the node's queue, and so made room for the next
         for node in was - now:
-            left = {name: None for name in state.by_node[node] if name != job.id}
-            state.by_node = state.by_node.put(node, left)
+            rest = {name: None for name in state.by_node[node] if name != job.id}
+            state.by_node = state.by_node.put(node, rest)
             state.stale = True
         for node in now:
             # This includes nodes that had the job before: the changed entry shows readers of a node that the
@@ -467,8 +467,8 @@ class PoolDraft:
         """Remember a finished job, forget the oldest ones, and wake the jobs that waited for this one."""
         state = self.state
         assert isinstance(job.state, Ended)
-        if (known := state.ended.get(job.id)) is not None:
-            state.ended_bytes -= known.spec.size_bytes
+        if (earlier := state.ended.get(job.id)) is not None:
+            state.ended_bytes -= earlier.spec.size_bytes
         state.ended = state.ended.put(job.id, job)
         state.ended_order = state.ended_order.put((job.state.at, job.sequence, job.id))
         state.ended_bytes += job.spec.size_bytes
@@ -521,14 +521,14 @@ class PoolDraft:
 
         For one node and attempt, only the last order of each type is sent.
         """
-        what: Hashable = instruction
+        key: Hashable = instruction
         if isinstance(instruction, Send):
-            what = (instruction.node, type(instruction.order), instruction.order.key)
-        self._instructions[what] = instruction
+            key = (instruction.node, type(instruction.order), instruction.order.key)
+        self._instructions[key] = instruction
 
-    def wake(self, at: float, what: Wake, whose: str = "") -> None:
+    def wake(self, at: float, kind: Wake, name: str = "") -> None:
         """Set an alarm."""
-        self.state.alarms = self.state.alarms.put((at, what.value, whose))
+        self.state.alarms = self.state.alarms.put((at, kind.value, name))
 
     def finish(self) -> PoolStep:
         """Return the step: the new state, the writes and the instructions."""
@@ -649,13 +649,13 @@ def name_key(job: Job) -> NameKey | None:
 
 
 def _moved(
-    line: PersistentSortedList[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
+    index: PersistentSortedList[_Key], key: Callable[[Job], _Key | None], before: Job | None, now: Job | None
 ) -> PersistentSortedList[_Key]:
     was, to = None if before is None else key(before), None if now is None else key(now)
     if was == to:
-        return line
-    line = line if was is None else line.drop(was)
-    return line if to is None else line.put(to)
+        return index
+    index = index if was is None else index.drop(was)
+    return index if to is None else index.put(to)
 
 
 def with_interval(usage: Usage, interval: Interval) -> Usage:

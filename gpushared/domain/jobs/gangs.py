@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from gpushared.domain.jobs.cluster_snapshot import (
     ClusterCapacity,
-    as_asked_of,
     in_full,
     marked,
+    with_models_of,
 )
 from gpushared.domain.jobs.coordinator_state import PoolDraft
 from gpushared.domain.jobs.job import (
@@ -44,7 +44,7 @@ Share = tuple[NodeName, Request, tuple[Grant, ...]]
 """A node, its part of the request, and the grants for that part."""
 
 
-def place_gangs(places: ClusterCapacity, holder_index: HolderIndex, draft: PoolDraft) -> bool:
+def place_gangs(cluster: ClusterCapacity, holder_index: HolderIndex, draft: PoolDraft) -> bool:
     """Place the gangs that have room; return True if more gangs may have room."""
     names = draft.state.gangs.first(LOOKED_AT, LOOKED_AT_ALIKE)
     if not names:
@@ -58,13 +58,13 @@ def place_gangs(places: ClusterCapacity, holder_index: HolderIndex, draft: PoolD
         if job.told_by != HERE:
             _end_unvouched(job, draft)
             continue
-        verdict = _over_limit(job, quota_usage, places) or _place(job, places, draft)
-        if verdict is None:
+        decision = _over_limit(job, quota_usage, cluster) or _place(job, cluster, draft)
+        if decision is None:
             placed = True
             continue
-        draft.state.verdicts = {**draft.state.verdicts, LeaseId(job.id): verdict}
-        if not places.kept and _is_patient_no_more(job, draft):
-            places.kept = _keep(job, places)
+        draft.state.decisions = {**draft.state.decisions, LeaseId(job.id): decision}
+        if not cluster.reserved_gpus and _has_waited_long(job, draft):
+            cluster.reserved_gpus = _gpus_to_reserve(job, cluster)
     return placed and bool(draft.state.gangs)
 
 
@@ -82,39 +82,39 @@ def _order(job: Job, policy: Policy) -> tuple[int, int]:
     return -(rules.priority + job.priority), job.sequence
 
 
-def _over_limit(job: Job, quota_usage: QuotaUsage, places: ClusterCapacity) -> PassDecision | None:
-    """Return the verdict that the project's limit forbids the gang, or None if some model has room."""
-    request, times = in_full(job.spec.request, places.models()), job.spec.nodes
-    models = [gpu for gpu in places.models().values() if not request.models or gpu.name in request.models]
+def _over_limit(job: Job, quota_usage: QuotaUsage, cluster: ClusterCapacity) -> PassDecision | None:
+    """Return the decision that the project's limit forbids the gang, or None if some model has room."""
+    request, times = in_full(job.spec.request, cluster.models()), job.spec.nodes
+    models = [gpu for gpu in cluster.models().values() if not request.models or gpu.name in request.models]
     for gpu in models:
-        left = quota_usage.left_to_limit(job.project, gpu.name, request.lease_class)
-        if left is None or size_on(request, gpu) * times <= left:
+        remaining = quota_usage.left_to_limit(job.project, gpu.name, request.lease_class)
+        if remaining is None or size_on(request, gpu) * times <= remaining:
             return None
     if not models:
         return None
     return PassDecision(WaitReason.PROJECT_LIMIT, quota_usage.limit_sentence(job.project))
 
 
-def _place(job: Job, places: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:
+def _place(job: Job, cluster: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:
     """Begin the gang if all of its parts have room, with ranks in the order of the nodes' names."""
-    shares = sorted(_spread(job, places) if job.spec.span else _on_each(job, places))
+    shares = sorted(_spread(job, cluster) if job.spec.span else _on_each(job, cluster))
     if not shares:
         return PassDecision(WaitReason.RESOURCES, _lack(job))
-    first, *others = (
+    first, *rest = (
         Part(node, request, rank, address=draft.address_of(node))
         for rank, (node, request, _) in enumerate(shares)
     )
-    parts = (replace(first, port=_port(job, first.node, draft)), *others)
+    parts = (replace(first, port=_port(job, first.node, draft)), *rest)
     for part, (_, request, grants) in zip(parts, shares, strict=True):
-        places.take(part_id(job, part), request, grants)
+        cluster.take(part_id(job, part), request, grants)
     begin(job, parts, {node: grants for node, _, grants in shares}, draft)
     return None
 
 
 def _port(job: Job, node: NodeName, draft: PoolDraft) -> int:
     """Return a port of the node that no other gang uses."""
-    there = draft.state.by_node.get(node) or ()
-    parts = (part for name in there for part in draft.state.jobs[name].parts if part.node == node)
+    names = draft.state.by_node.get(node) or ()
+    parts = (part for name in names for part in draft.state.jobs[name].parts if part.node == node)
     return port_for(AttemptKey(job.id, job.attempts + 1), {part.port for part in parts})
 
 
@@ -125,100 +125,99 @@ def _lack(job: Job) -> str:
     return f"waits until {job.spec.nodes} nodes have room at once"
 
 
-def _on_each(job: Job, places: ClusterCapacity) -> list[Share]:
+def _on_each(job: Job, cluster: ClusterCapacity) -> list[Share]:
     """Return shares on as many different nodes as the job asks for, each with the whole request.
 
     Return no share if too few nodes have room.
     """
     request = marked(job.spec.request, job.spec.target, job.refused_by)
-    used: frozenset[GpuId] = places.kept
-    found: list[Share] = []
+    used: frozenset[GpuId] = cluster.reserved_gpus
+    shares: list[Share] = []
     for _ in range(job.spec.nodes):
-        grants = places.place(request, closed=used)
+        grants = cluster.place(request, closed=used)
         if not grants:
             return []
-        node = NodeName(places.host_of(grants[0].gpu))
-        used = used.union(places.gpus_of(node))
-        found.append((node, as_asked_of(node, job.spec.request, places), grants))
-    return found
+        node = NodeName(cluster.host_of(grants[0].gpu))
+        used = used.union(cluster.gpus_of(node))
+        shares.append((node, with_models_of(node, job.spec.request, cluster), grants))
+    return shares
 
 
-def _spread(job: Job, places: ClusterCapacity) -> list[Share]:
+def _spread(job: Job, cluster: ClusterCapacity) -> list[Share]:
     """Spread the GPUs over as few nodes as possible; the last is the node that its part fits best."""
-    wanted = job.spec.request.gpu_count
-    left, used, found = wanted, places.kept, list[Share]()
-    for count, node in _capable(job, places):
-        if left <= 0:
+    remaining, used, shares = job.spec.request.gpu_count, cluster.reserved_gpus, list[Share]()
+    for count, node in _capable(job, cluster):
+        if remaining <= 0:
             break
-        share = replace(job.spec.request, gpu_count=min(left, count))
-        host: str | None = node if count < left else None
+        share = replace(job.spec.request, gpu_count=min(remaining, count))
+        host: str | None = node if count < remaining else None
         request = marked(share, NodeName(""), job.refused_by)
-        grants = places.place(request, closed=used, host=host)
+        grants = cluster.place(request, closed=used, host=host)
         if not grants:
             continue
-        taken = NodeName(places.host_of(grants[0].gpu))
-        used = used.union(places.gpus_of(taken))
-        found.append((taken, as_asked_of(taken, share, places), grants))
-        left -= share.gpu_count
-    return found if left <= 0 else []
+        chosen = NodeName(cluster.host_of(grants[0].gpu))
+        used = used.union(cluster.gpus_of(chosen))
+        shares.append((chosen, with_models_of(chosen, share, cluster), grants))
+        remaining -= share.gpu_count
+    return shares if remaining <= 0 else []
 
 
-def _capable(job: Job, places: ClusterCapacity) -> list[tuple[int, NodeName]]:
+def _capable(job: Job, cluster: ClusterCapacity) -> list[tuple[int, NodeName]]:
     """Return the nodes with the number of GPUs that each has free for the job, the largest number first."""
-    one = _single(job, places)
-    found = []
-    for host in places.hosts():
+    request = _single(job, cluster)
+    counts = []
+    for host in cluster.hosts():
         if host in job.refused_by or (job.spec.target and host != job.spec.target):
             continue
         count = sum(
-            capacity.gpu.id not in places.kept and refuse(one, capacity) is None
-            for capacity in places.capacities_on(host)
+            capacity.gpu.id not in cluster.reserved_gpus and refuse(request, capacity) is None
+            for capacity in cluster.capacities_on(host)
         )
         if count:
-            found.append((-count, NodeName(host)))
-    return [(-count, host) for count, host in sorted(found)]
+            counts.append((-count, NodeName(host)))
+    return [(-count, host) for count, host in sorted(counts)]
 
 
-def _single(job: Job, places: ClusterCapacity) -> Request:
+def _single(job: Job, cluster: ClusterCapacity) -> Request:
     """Return the job's request for one GPU."""
-    request = in_full(job.spec.request, places.models())
+    request = in_full(job.spec.request, cluster.models())
     return replace(request, gpu_count=1, near=(), away_from=())
 
 
-# --- kept nodes ----------------------------------------------------------------------------------------
+# --- reserved nodes ------------------------------------------------------------------------------------
 
 
-def _is_patient_no_more(job: Job, draft: PoolDraft) -> bool:
+def _has_waited_long(job: Job, draft: PoolDraft) -> bool:
     assert isinstance(job.state, Queued)
     return job.submitted_at + draft.rules.gang_patience_seconds <= draft.now
 
 
-def _keep(job: Job, places: ClusterCapacity) -> frozenset[GpuId]:
+def _gpus_to_reserve(job: Job, cluster: ClusterCapacity) -> frozenset[GpuId]:
     """Return the GPUs of the emptiest nodes that would have room for the job if nothing else ran there."""
-    left = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
-    kept: frozenset[GpuId] = frozenset()
-    for count, host in _emptiest(job, places):
-        if left <= 0:
+    remaining = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
+    gpus: frozenset[GpuId] = frozenset()
+    for count, host in _emptiest(job, cluster):
+        if remaining <= 0:
             break
         if job.spec.span or count >= job.spec.request.gpu_count:
-            kept = kept.union(places.gpus_of(host))
-            left -= count if job.spec.span else 1
-    return kept if left <= 0 else frozenset()
+            gpus = gpus.union(cluster.gpus_of(host))
+            remaining -= count if job.spec.span else 1
+    return gpus if remaining <= 0 else frozenset()
 
 
-def _emptiest(job: Job, places: ClusterCapacity) -> Iterator[tuple[int, str]]:
+def _emptiest(job: Job, cluster: ClusterCapacity) -> Iterator[tuple[int, str]]:
     """Yield nodes with the number of GPUs that they would have for the job if they were empty.
 
     The nodes with the most free capacity come first.
     """
-    one = _single(job, places)
+    request = _single(job, cluster)
     free = {
-        host: sum(capacity.free_permille for capacity in places.capacities_on(host))
-        for host in places.hosts()
+        host: sum(capacity.free_permille for capacity in cluster.capacities_on(host))
+        for host in cluster.hosts()
     }
     for host in sorted(free, key=lambda name: (-free[name], name)):
-        capacities = [_emptied(capacity) for capacity in places.capacities_on(host)]
-        count = sum(refuse(one, capacity) is None for capacity in capacities)
+        capacities = [_emptied(capacity) for capacity in cluster.capacities_on(host)]
+        count = sum(refuse(request, capacity) is None for capacity in capacities)
         if count and host not in job.refused_by:
             yield count, host
 

@@ -449,7 +449,7 @@ class Job:
     @property
     def nodes(self) -> frozenset[NodeName]:
         """Return the nodes of all attempts that are remembered."""
-        tried = (part.node for one in self.tries for part in one.parts)
+        tried = (part.node for attempt in self.tries for part in attempt.parts)
         return frozenset((*tried, *(part.node for part in self.parts)))
 
     @property
@@ -460,7 +460,7 @@ class Job:
     @property
     def served_seconds(self) -> float:
         """Return how long the job's earlier attempts ran."""
-        return sum(max(0.0, one.ended_at - one.started_at) for one in self.tries)
+        return sum(max(0.0, attempt.ended_at - attempt.started_at) for attempt in self.tries)
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -74,10 +74,10 @@ OWN_ROOM = 200
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
     """Submit a job, or return the job that an equal earlier request made."""
-    known, spec = asked_before(event, draft), event.spec
-    if known is not None and (known.told_by == HERE or is_same_request(known.spec, spec)):
-        _vouch(known, event, draft)
-        draft.answer = known.id
+    earlier, spec = _earlier_job(event, draft), event.spec
+    if earlier is not None and (earlier.told_by == HERE or is_same_request(earlier.spec, spec)):
+        _vouch(earlier, event, draft)
+        draft.answer = earlier.id
         return
     check(spec, event.priority, draft)
     if not event.old:
@@ -88,16 +88,16 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
         for after in spec.after:
             if after.job not in past:
                 _check_known(after.job, spec.owner, draft)
-    if known is not None:
-        _displace(known, draft)
+    if earlier is not None:
+        _displace(earlier, draft)
     job = Job(
         id=event.job,
-        sequence=draft.state.next_sequence if known is None else known.sequence,
+        sequence=draft.state.next_sequence if earlier is None else earlier.sequence,
         spec=spec,
         submitted_at=draft.now,
         state=Queued(draft.now),
         project=project_of(spec.owner.person, spec.request.project, draft.state.policy),
-        attempts=draft.state.numbers.get(event.job, 0) if known is None else known.attempts,
+        attempts=draft.state.numbers.get(event.job, 0) if earlier is None else earlier.attempts,
         held_by=spec.owner.principal if event.held else "",
         priority=event.priority,
         awaits=spec.after,
@@ -139,29 +139,29 @@ def enter(job: Job, draft: PoolDraft, *, old: bool) -> None:
         state.dependents = state.dependents.put(after.job, (*waiting, job.id))
 
 
-def asked_before(event: JobSubmitted, draft: PoolDraft) -> Job | None:
+def _earlier_job(event: JobSubmitted, draft: PoolDraft) -> Job | None:
     """Return the job that an earlier request with this id made, or None.
 
     Raises StateConflict if the id belongs to another owner's job.
     """
-    known = draft.state.jobs.get(event.job) or draft.state.ended.get(event.job)
-    if known is not None:
-        check_whose(known, event.spec.owner)
-    return known
+    earlier = draft.state.jobs.get(event.job) or draft.state.ended.get(event.job)
+    if earlier is not None:
+        check_whose(earlier, event.spec.owner)
+    return earlier
 
 
-def check_whose(known: Job, owner: Owner) -> None:
+def check_whose(job: Job, owner: Owner) -> None:
     """Raise StateConflict if the known job with this id belongs to another owner."""
-    theirs = known.spec.owner
-    if theirs.person != owner.person and theirs.principal != owner.principal:
+    job_owner = job.spec.owner
+    if job_owner.person != owner.person and job_owner.principal != owner.principal:
         raise StateConflict(
-            f"the id {known.id} is that of somebody else's job", hint="submit it with another request id"
+            f"the id {job.id} is that of somebody else's job", hint="submit it with another request id"
         )
 
 
-def is_same_request(one: JobSpec, other: JobSpec) -> bool:
+def is_same_request(spec: JobSpec, other: JobSpec) -> bool:
     """Return True if both ask for the same, whatever node each came from."""
-    return replace(one, owner=other.owner, target=other.target, origin=other.origin) == other
+    return replace(spec, owner=other.owner, target=other.target, origin=other.origin) == other
 
 
 def _displace(job: Job, draft: PoolDraft) -> None:
@@ -204,9 +204,7 @@ def check(spec: JobSpec, priority: int, draft: PoolDraft) -> None:
     if not 1 <= spec.nodes <= MAX_NODES:
         raise RequestError(f"{spec.nodes} nodes are not possible", hint=f"ask for 1 to {MAX_NODES}")
     if spec.target != HERE and spec.target not in state.members:
-        raise NotFound(
-            f"there is no node {shown(spec.target)} in the pool", hint="`gpushare nodes` lists them"
-        )
+        raise no_node(spec.target)
     if is_gang(spec) and (rules.here or spec.target != HERE):
         raise RequestError("one node cannot be several", hint="submit it to the pool, without --node")
     if is_gang(spec) and spec.interactive:
@@ -232,8 +230,8 @@ def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
     named = draft.state.named(spec.name, None if draft.rules.here else replace(spec.owner, admin=False))
     going = next((job for job in named if not isinstance(job.state, Ended)), None)
     if going is not None:
-        theirs = going.spec.owner.person != spec.owner.person
-        raise name_taken(spec.name, None if theirs else going.id)
+        is_own = going.spec.owner.person == spec.owner.person
+        raise name_taken(spec.name, going.id if is_own else None)
 
 
 def name_taken(name: str, job: JobId | None) -> StateConflict:
@@ -268,9 +266,8 @@ def _check_realm(spec: JobSpec, draft: PoolDraft) -> None:
     The nodes that speak for a realm can invent users, so a limit for each person is not enough.
     """
     rules, realm = draft.rules, spec.owner.realm
-    of_realm = draft.state.realms.get(realm, NOTHING)
     _check_total(
-        of_realm,
+        draft.state.realms.get(realm, NOTHING),
         Total(rules.max_queued_per_realm, rules.max_queued_bytes_per_realm),
         spec,
         counted=f"jobs of users of {realm} wait or run",
@@ -293,14 +290,14 @@ def _check_person(spec: JobSpec, draft: PoolDraft) -> None:
 
 
 def _check_total(
-    held: Total, most: Total, spec: JobSpec, *, counted: str, sized: str, hint: str, hint_for_size: str = ""
+    total: Total, limit: Total, spec: JobSpec, *, counted: str, sized: str, hint: str, hint_for_size: str = ""
 ) -> None:
     """Raise LimitReached if the jobs, or their size with this job, reach the limit."""
-    if held.jobs >= most.jobs:
-        raise LimitReached(f"{most.jobs} {counted} already", hint=hint)
-    if held.spec_bytes + spec.size_bytes > most.spec_bytes:
+    if total.jobs >= limit.jobs:
+        raise LimitReached(f"{limit.jobs} {counted} already", hint=hint)
+    if total.spec_bytes + spec.size_bytes > limit.spec_bytes:
         raise LimitReached(
-            f"the {sized} take {held.spec_bytes >> 20} of {most.spec_bytes >> 20} MiB already",
+            f"the {sized} take {total.spec_bytes >> 20} of {limit.spec_bytes >> 20} MiB already",
             hint=hint_for_size or hint,
         )
 
@@ -308,13 +305,13 @@ def _check_total(
 def _check_size(spec: JobSpec) -> None:
     parts = spec.request.gpu_count if spec.span else spec.nodes
     quoted = spec.body.count('"') + spec.body.count("\\")
-    said = spec.size_bytes + quoted
-    size = said + (PART_BYTES * parts if parts > 1 else 0)
+    spec_bytes = spec.size_bytes + quoted
+    size = spec_bytes + (PART_BYTES * parts if parts > 1 else 0)
     if size <= MAX_JOB_BYTES:
         return
     hint = "are there large values among its variables? Else let it wait for fewer jobs"
     if parts > 1:
-        fitting = max(1, (MAX_JOB_BYTES - said) // PART_BYTES)
+        fitting = max(1, (MAX_JOB_BYTES - spec_bytes) // PART_BYTES)
         hint += f", or ask for at most {fitting} {'GPUs' if spec.span else 'nodes'}"
     raise RequestError(
         f"the job takes some {size >> 10} KiB to keep, more than {MAX_JOB_BYTES >> 10}", hint=hint
@@ -441,11 +438,11 @@ def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] |
             reason = f"job {after.job}, which had to succeed before it, {failed}"
             end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
             return
-    left = tuple(after for after in job.awaits if after.job not in past and _awaited(job, after, draft))
-    if left != job.awaits:
-        many = f"{len(left)} more job" + ("" if len(left) == 1 else "s")
-        text = f"waits for {many}" if left else "what it waited for is over"
-        draft.put(replace(job, awaits=left).note(draft.now, text))
+    awaits = tuple(after for after in job.awaits if after.job not in past and _awaited(job, after, draft))
+    if awaits != job.awaits:
+        many = f"{len(awaits)} more job" + ("" if len(awaits) == 1 else "s")
+        text = f"waits for {many}" if awaits else "what it waited for is over"
+        draft.put(replace(job, awaits=awaits).note(draft.now, text))
 
 
 def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:

@@ -32,43 +32,47 @@ NODE_SUBJECT = "node "
 JOB_SUBJECT = "job "
 
 
-def of_job(job: Job, known: KnownEvents) -> tuple[Notification, ...]:
+def of_job(job: Job, sent_events: KnownEvents) -> tuple[Notification, ...]:
     """Return the events of a job that were not told yet: the beginning of each attempt, and the end."""
-    return tuple(event for event in _standing(job) if (event.kind, event.occasion) not in known)
+    return tuple(event for event in _standing(job) if (event.kind, event.occasion) not in sent_events)
 
 
 def _standing(job: Job) -> Iterator[Notification]:
-    who = f"job {job.id} of {job.spec.owner.person}"
+    label = f"job {job.id} of {job.spec.owner.person}"
     where = " and ".join(sorted({part.node for part in job.parts}))
     match job.state:
         case Running(attempt=attempt, since=since):
-            text = f"{who} runs on {where}"
+            text = f"{label} runs on {where}"
             yield _notification(job, NotificationKind.GRANTED, str(attempt), since, text)
         case Ended(at=at, outcome=outcome):
             if isinstance(outcome, Succeeded) or (
                 isinstance(outcome, JobFailed) and outcome.exit_code is not None
             ):
                 # A short job may be over before its node has reported that it runs.
-                text = f"{who} ran on {where}"
+                text = f"{label} ran on {where}"
                 yield _notification(job, NotificationKind.GRANTED, str(job.attempts), at, text)
-            yield _notification(job, NotificationKind.ENDED, "", at, f"{who} {_words(outcome)}")
+            yield _notification(job, NotificationKind.ENDED, "", at, f"{label} {_outcome_text(outcome)}")
         case Queued() | Placing() | Cancelling():
             pass
         case _:
             assert_never(job.state)
 
 
-def of_nodes(state: PoolState, now: float, known: Mapping[str, KnownEvents]) -> tuple[Notification, ...]:
+def of_nodes(
+    state: PoolState, now: float, sent_events: Mapping[str, KnownEvents]
+) -> tuple[Notification, ...]:
     """Return the nodes that fell silent or are heard again, as far as that was not told yet."""
-    found: list[Notification] = []
+    notifications: list[Notification] = []
     for member in state.members.values():
-        found += _of_node(member, state, now, known.get(NODE_SUBJECT + member.name, ()))
-    return tuple(found)
+        notifications += _of_node(member, state, now, sent_events.get(NODE_SUBJECT + member.name, ()))
+    return tuple(notifications)
 
 
-def _of_node(member: Member, state: PoolState, now: float, known: KnownEvents) -> Iterator[Notification]:
-    silent = {occasion for kind, occasion in known if kind is NotificationKind.NODE_SILENT}
-    back = {occasion for kind, occasion in known if kind is NotificationKind.NODE_BACK}
+def _of_node(
+    member: Member, state: PoolState, now: float, sent_events: KnownEvents
+) -> Iterator[Notification]:
+    silent = {occasion for kind, occasion in sent_events if kind is NotificationKind.NODE_SILENT}
+    back = {occasion for kind, occasion in sent_events if kind is NotificationKind.NODE_BACK}
     heard_at = max(member.heard_at or 0.0, state.started_at)
     patience = UNKNOWN_BEATS * beat_seconds(len(state.members), state.rules)
     subject = NODE_SUBJECT + member.name
@@ -84,7 +88,7 @@ def _of_node(member: Member, state: PoolState, now: float, known: KnownEvents) -
             yield Notification(kind, subject, occasion, member.heard_at, text, node=member.name)
 
 
-def _words(outcome: JobOutcome) -> str:
+def _outcome_text(outcome: JobOutcome) -> str:
     """Write an outcome without names; the reason of a failure may name others."""
     match outcome:
         case Succeeded():

@@ -11,9 +11,9 @@ from gpushared.domain.jobs import liveness
 from gpushared.domain.jobs.cluster_snapshot import (
     ClusterCapacity,
     ClusterSnapshot,
-    as_asked_of,
     in_full,
     marked,
+    with_models_of,
 )
 from gpushared.domain.jobs.coordinator_state import PoolDraft
 from gpushared.domain.jobs.gangs import place_gangs
@@ -50,7 +50,7 @@ from gpushared.domain.scheduling.plan import plan
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.queue_order import shared
 
-Verdicts = Mapping[LeaseId | JobShape, PassDecision]
+Decisions = Mapping[LeaseId | JobShape, PassDecision]
 
 
 def run_pass_if_due(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
@@ -61,7 +61,7 @@ def run_pass_if_due(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
         return
     state.stale, state.planned_at, state.plan_again_at = False, draft.now, NEVER
     if not state.waiting and not state.gangs:
-        state.verdicts, state.under_way = {}, {}
+        state.decisions, state.under_way = {}, {}
     elif draft.rules.here:
         _place_here(draft)
     else:
@@ -89,42 +89,42 @@ def _in_the_queue(draft: PoolDraft) -> Counter[str]:
 
 def _pass_over(draft: PoolDraft, snapshot: ClusterSnapshot) -> None:
     state, rules, policy = draft.state, draft.rules, draft.state.policy
-    places, holder_index = snapshot.refresh(state, policy, draft.now), snapshot.holder_index
+    cluster, holder_index = snapshot.refresh(state, policy, draft.now), snapshot.holder_index
     holder_index.unreported = unreported_permille(holder_index, state)
-    state.verdicts = {}
-    more = place_gangs(places, holder_index, draft)
+    state.decisions = {}
+    more = place_gangs(cluster, holder_index, draft)
     names = state.waiting.first(rules.looked_at, rules.looked_at_alike)
     names += [name for name in _winners(draft) if name not in names]
     names = [name for name in names if liveness.has_client(state.jobs[name], state, draft.now)]
-    found = plan(
-        _candidates(names, places, snapshot, draft),
+    pass_plan = plan(
+        _candidates(names, cluster, snapshot, draft),
         holder_index,
-        places,
+        cluster,
         state.usage,
         policy,
         draft.now,
         under_way=tuple(state.under_way.values()),
         turns=state.turns,
     )
-    _carry_out(found, places, snapshot, draft)
-    if more or (found.grants and len(state.waiting)):
+    _carry_out(pass_plan, cluster, snapshot, draft)
+    if more or (pass_plan.grants and len(state.waiting)):
         state.stale = True
-    state.plan_again_at = found.look_again_at
+    state.plan_again_at = pass_plan.look_again_at
 
 
 def _candidates(
-    names: Iterable[JobId], places: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft
+    names: Iterable[JobId], cluster: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft
 ) -> list[PendingRequest]:
     """Return the jobs as requests; most of them waited in the last pass too."""
-    state, policy, known = draft.state, draft.state.policy, snapshot.candidates
-    found: dict[JobId, tuple[Job, PendingRequest]] = {}
+    state, policy, previous = draft.state, draft.state.policy, snapshot.candidates
+    candidates: dict[JobId, tuple[Job, PendingRequest]] = {}
     for name in names:
-        job, before = state.jobs[name], known.get(name)
+        job, before = state.jobs[name], previous.get(name)
         if before is None or before[0] is not job:
-            before = job, candidate(job, policy, places.models())
-        found[name] = before
-    snapshot.candidates = found
-    return [one for _, one in found.values()]
+            before = job, candidate(job, policy, cluster.models())
+        candidates[name] = before
+    snapshot.candidates = candidates
+    return [request for _, request in candidates.values()]
 
 
 def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingRequest:
@@ -149,29 +149,33 @@ def candidate(job: Job, policy: Policy, models: Mapping[str, Gpu]) -> PendingReq
 def _winners(draft: PoolDraft) -> list[JobId]:
     """Return the waiting jobs for which others leave, and forget those that wait no more."""
     state = draft.state
-    still = {lease: one for lease, one in state.under_way.items() if JobId(lease) in state.waiting.where}
-    if len(still) != len(state.under_way):
-        state.under_way = still
-    return [JobId(lease) for lease in still]
+    under_way = {
+        name: state.under_way[name] for name in state.under_way if JobId(name) in state.waiting.where
+    }
+    if len(under_way) != len(state.under_way):
+        state.under_way = under_way
+    return [JobId(lease) for lease in under_way]
 
 
-def _carry_out(found: Plan, places: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
+def _carry_out(
+    pass_plan: Plan, cluster: ClusterCapacity, snapshot: ClusterSnapshot, draft: PoolDraft
+) -> None:
     """Carry out a pass's decisions: at most ``placed_at_once`` placements, and all preemptions."""
     state = draft.state
-    for name, grants in islice(found.grants.items(), draft.rules.placed_at_once):
-        _place(state.jobs[JobId(name)], grants, places, draft)
-    granted = found.grants.keys()
-    state.under_way = {lease: one for lease, one in state.under_way.items() if lease not in granted}
-    for preemption in found.preemptions:
+    for name, grants in islice(pass_plan.grants.items(), draft.rules.placed_at_once):
+        _place(state.jobs[JobId(name)], grants, cluster, draft)
+    granted, under_way = pass_plan.grants.keys(), state.under_way
+    state.under_way = {name: under_way[name] for name in under_way if name not in granted}
+    for preemption in pass_plan.preemptions:
         _make_room(preemption, draft)
-    state.turns = found.turns
-    state.verdicts = {**state.verdicts, **_verdicts(found, draft)}
-    _fail_who_will_not_wait(snapshot, draft)
+    state.turns = pass_plan.turns
+    state.decisions = {**state.decisions, **_decisions(pass_plan, draft)}
+    _fail_impatient_jobs(snapshot, draft)
 
 
-def _place(job: Job, grants: tuple[Grant, ...], places: ClusterCapacity, draft: PoolDraft) -> None:
-    node = NodeName(places.host_of(grants[0].gpu))
-    part = Part(node, as_asked_of(node, job.spec.request, places), address=draft.address_of(node))
+def _place(job: Job, grants: tuple[Grant, ...], cluster: ClusterCapacity, draft: PoolDraft) -> None:
+    node = NodeName(cluster.host_of(grants[0].gpu))
+    part = Part(node, with_models_of(node, job.spec.request, cluster), address=draft.address_of(node))
     begin(job, (part,), {node: grants}, draft)
 
 
@@ -186,42 +190,42 @@ def _make_room(preemption: Preemption, draft: PoolDraft) -> None:
     for name in names:
         victim = state.jobs.get(JobId(name.partition("#")[0]))
         if victim is not None and isinstance(victim.state, Placing | Running):
-            said = f"it gives way to job {winner.id}, because {preemption.why}"
+            reason = f"it gives way to job {winner.id}, because {preemption.why}"
             then = Then.REQUEUE if victim.starts_again else Then.FAIL
             victim = replace(victim, preemptions=victim.preemptions + 1)
-            cancel(victim, then, said, draft, said, ending=Ending(EndKind.PREEMPTED, said))
+            cancel(victim, then, reason, draft, reason, ending=Ending(EndKind.PREEMPTED, reason))
 
 
-def _fail_who_will_not_wait(snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
+def _fail_impatient_jobs(snapshot: ClusterSnapshot, draft: PoolDraft) -> None:
     """Fail the jobs that asked not to wait, and interactive jobs that could only wait in vain."""
-    for lease, verdict in draft.state.verdicts.items():
+    for lease, decision in draft.state.decisions.items():
         job = None if isinstance(lease, JobShape) else draft.job(JobId(lease))
         if job is None or lease in draft.state.under_way:
             continue
         # Another job stands before this one. The check waits for this job's turn, because it costs a lot with
         # many jobs.
-        is_new = job.spec.interactive and lease not in draft.base.verdicts
+        is_new = job.spec.interactive and lease not in draft.base.decisions
         if job.spec.immediate or is_new:
-            lack = _lack(job, verdict, snapshot, draft)
+            lack = _lack(job, decision, snapshot, draft)
             if job.spec.immediate or lack.hopeless:
                 end(job, JobFailed(lack.sentence, hint=lack.hint), lack.sentence, draft)
 
 
-def _lack(job: Job, verdict: PassDecision, snapshot: ClusterSnapshot, draft: PoolDraft) -> Lack:
-    if verdict.reason is not WaitReason.RESOURCES:
-        return Lack(Reason.RESOURCES, verdict.text)
+def _lack(job: Job, decision: PassDecision, snapshot: ClusterSnapshot, draft: PoolDraft) -> Lack:
+    if decision.reason is not WaitReason.RESOURCES:
+        return Lack(Reason.RESOURCES, decision.text)
     return lack_of_room(job, draft.state, draft.now, snapshot)
 
 
-def _verdicts(found: Plan, draft: PoolDraft) -> Verdicts:
+def _decisions(pass_plan: Plan, draft: PoolDraft) -> Decisions:
     """Return the reasons why the jobs wait.
 
-    The verdict on a shape also serves for jobs of that shape that the pass did not reach.
+    The decision on a shape also serves for jobs of that shape that the pass did not reach.
     """
-    known: dict[LeaseId | JobShape, PassDecision] = {}
-    for lease, verdict in found.verdicts.items():
-        known[lease] = verdict
+    decisions: dict[LeaseId | JobShape, PassDecision] = {}
+    for lease, decision in pass_plan.verdicts.items():
+        decisions[lease] = decision
         where = draft.state.waiting.where.get(JobId(lease))
         if where is not None:
-            known.setdefault(where[1], verdict)
-    return known
+            decisions.setdefault(where[1], decision)
+    return decisions

@@ -41,7 +41,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, RefusalPause
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report, moved
 from gpushared.domain.model.backoff import backoff_seconds
-from gpushared.domain.model.units import format_duration
+from gpushared.domain.model.units import format_wait
 
 NAMED = 3
 MAX_REFUSERS = 16
@@ -240,8 +240,8 @@ def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
         and any(map(_is_refused_for_good, state.parts))
         and _too_few_nodes_left(job, draft)
     ):
-        said = _ending(next(filter(_is_refused_for_good, state.parts)))
-        end(job, _refused_by_all(job, said), "too few nodes are left that might have it", draft)
+        refusal = _ending(next(filter(_is_refused_for_good, state.parts)))
+        end(job, _refused_by_all(job, refusal), "too few nodes are left that might have it", draft)
     elif state.then is Then.FAIL:
         _fail(job, _ending_of_all(state), draft)
     elif state.ending is not None and _passes(job, state.ending, draft):
@@ -310,7 +310,7 @@ def _try_later(job: Job, ending: Ending, draft: PoolDraft) -> None:
     """
     rules, troubles = draft.rules, job.troubles + 1
     wait = backoff_seconds(troubles, first=rules.retry_seconds, longest=rules.trouble_most_seconds)
-    again = f"tried again in {format_duration(max(1, round(wait)))} ({troubles} of {rules.troubles_borne})"
+    again = f"tried again in {format_wait(wait)} ({troubles} of {rules.troubles_borne})"
     requeue(replace(job, troubles=troubles), f"{again}: {_reason_of(ending)}", draft, wait_seconds=wait)
 
 
@@ -321,10 +321,10 @@ def _ending_of_all(state: Cancelling) -> Ending:
     return _named(ending, nodes)
 
 
-def _alike(one: Ending, other: Ending) -> bool:
+def _alike(ending: Ending, other: Ending) -> bool:
     """Return True if both reasons begin alike. Engines quote ports and addresses, so the rest may differ."""
     head, _, _ = other.reason.partition(":")
-    return bool(head) and one.kind is other.kind and one.reason.partition(":")[0] == head
+    return bool(head) and ending.kind is other.kind and ending.reason.partition(":")[0] == head
 
 
 def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
@@ -338,14 +338,14 @@ def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
 
 def _fail(job: Job, ending: Ending, draft: PoolDraft) -> None:
     """Count a failure of the job's own: run the job again, or end it if no retry is left."""
-    said = _reason_of(ending)
+    reason = _reason_of(ending)
     failures = job.failures + 1
     if failures > job.spec.retries or job.spec.interactive:
-        end(job, JobFailed(said, ending.exit_code, ending.hint), f"failed: {said}", draft)
+        end(job, JobFailed(reason, ending.exit_code, ending.hint), f"failed: {reason}", draft)
         return
     rules = draft.rules
     wait = backoff_seconds(failures, first=rules.retry_seconds, longest=rules.retry_most_seconds)
-    text = f"failed: {said}; retry {failures} of {job.spec.retries} in {format_duration(max(1, round(wait)))}"
+    text = f"failed: {reason}; retry {failures} of {job.spec.retries} in {format_wait(wait)}"
     requeue(replace(job, failures=failures), text, draft, wait_seconds=wait)
 
 
@@ -358,8 +358,7 @@ def requeue(job: Job, text: str, draft: PoolDraft, *, wait_seconds: float = 0.0)
 
 def end(job: Job, outcome: JobOutcome, text: str, draft: PoolDraft) -> None:
     """End the job for good with this outcome."""
-    parts = job.parts
-    draft.put(replace(job, state=Ended(draft.now, outcome, parts)).note(draft.now, text))
+    draft.put(replace(job, state=Ended(draft.now, outcome, job.parts)).note(draft.now, text))
 
 
 def lost(part: Part, kind: EndKind, reason: str) -> Part:
@@ -398,8 +397,8 @@ def _too_few_nodes_left(job: Job, draft: PoolDraft) -> bool:
     if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
         return True
     members = draft.state.members.values()
-    left = sum(one.name not in job.refused_by for one in members if one.forgotten_at is None)
-    return left < max(1, job.spec.nodes)
+    count = sum(member.name not in job.refused_by for member in members if member.forgotten_at is None)
+    return count < max(1, job.spec.nodes)
 
 
 def _reason_of(ending: Ending) -> str:
@@ -469,12 +468,12 @@ def _forgive(node: NodeName, draft: PoolDraft) -> None:
 
 
 def _refusals(parts: Iterable[Part], draft: PoolDraft) -> int:
-    known: Sequence[int] = [
+    refusals = [
         member.refusals
         for part in parts
         if part.state is AttemptState.REFUSED and (member := draft.state.members.get(part.node)) is not None
     ]
-    return max(known, default=1)
+    return max(refusals, default=1)
 
 
 def _backoff(job: Job, refusals: int, draft: PoolDraft) -> float:
@@ -494,19 +493,19 @@ MAX_KEPT = 500
 
 def refused(job: Job, node: NodeName, ending: Ending) -> Job:
     """Return the job with the node's refusal, so that the job is not offered to that node again."""
-    said = replace(ending, reason=ending.reason[:MAX_KEPT], hint=ending.hint[:MAX_KEPT])
-    return replace(job, refused_by=(*job.refused_by, node), refusals=(*job.refusals, said))
+    refusal = replace(ending, reason=ending.reason[:MAX_KEPT], hint=ending.hint[:MAX_KEPT])
+    return replace(job, refused_by=(*job.refused_by, node), refusals=(*job.refusals, refusal))
 
 
 def refusal_reasons(job: Job) -> str:
     """Return the nodes' reasons for refusing the job, as a part of a sentence; return "" if none gave one."""
-    both = list(zip_longest(job.refused_by, job.refusals))
-    said = [
+    pairs = list(zip_longest(job.refused_by, job.refusals))
+    texts = [
         f"{name_of(node)} will not have it" + (f": {ending.reason}" if ending and ending.reason else "")
-        for node, ending in both[:NAMED]
+        for node, ending in pairs[:NAMED]
     ]
-    more = f"; nor will {len(both) - NAMED} more" if len(both) > NAMED else ""
-    return "; ".join(said) + more
+    more = f"; nor will {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
+    return "; ".join(texts) + more
 
 
 def refusal_hint(job: Job) -> str:

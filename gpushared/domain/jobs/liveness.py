@@ -122,13 +122,13 @@ def look(node: NodeName, draft: PoolDraft) -> None:
 def _fences(node: NodeName, draft: PoolDraft) -> list[tuple[Job, float]]:
     state = draft.state
     heard_at = _counted_from(node, draft)
-    found = []
+    fences = []
     for name in sorted(state.by_node.get(node) or ()):
         job = state.jobs[name]
         if isinstance(job.state, Placing | Running | Cancelling):
             part = next(part for part in job.parts if part.node == node)
-            found.append((job, fenced_at(job, part, heard_at, draft.rules)))
-    return found
+            fences.append((job, fenced_at(job, part, heard_at, draft.rules)))
+    return fences
 
 
 def _counted_from(node: NodeName, draft: PoolDraft) -> float:

@@ -54,36 +54,38 @@ class PlacedHolder:
         return same and grants == self.holder.lease.grants and project == self.holder.project
 
 
-def held_on(
+def holders_on(
     member: Member,
     gpus: frozenset[GpuId],
-    known: Mapping[LeaseId, tuple[PlacedHolder, object]],
+    previous: Mapping[LeaseId, tuple[PlacedHolder, object]],
     state: PoolState,
     policy: Policy,
     quota_owners: QuotaOwners,
 ) -> Iterator[PlacedHolder]:
     """Yield all holders of a node's ``gpus``; GPUs that belong to other nodes are left out.
 
-    ``known`` has the entries of the last pass, and unchanged entries are reused.
+    ``previous`` has the entries of the last pass, and unchanged entries are reused.
     """
     name, free = member.name, member.free
     holdings = {
-        (one.attempt.job, one.attempt.number): one for one in free.holdings if one.attempt is not None
+        (holding.attempt.job, holding.attempt.number): holding
+        for holding in free.holdings
+        if holding.attempt is not None
     }
-    ours = set()
+    job_holding_ids = set()
     for job_id in sorted(state.by_node.get(name) or ()):
         job = state.jobs[job_id]
         if not isinstance(job.state, _HOLDS):
             continue
         part = next(part for part in job.parts if part.node == name)
-        before = known.get(part_id(job, part))
+        before = previous.get(part_id(job, part))
         holding = holdings.get((job.id, job.state.attempt))
-        ours.add(id(holding))
+        job_holding_ids.add(id(holding))
         if before is not None and before[0].source is job and before[0].node_report == holding:
             yield before[0]
             continue
         grants = (
-            _asked_for(holding.grants, part.request)
+            _without_surplus(holding.grants, part.request)
             if holding
             else state.booked.get(job.id, {}).get(name, ())
         )
@@ -91,15 +93,16 @@ def held_on(
             same = before is not None and before[0].is_still(job, grants, payer_of(job))
             holder = before[0].holder if same and before else _of_job(job, part, grants, policy)
             yield PlacedHolder(holder, job, holding)
-    for one in free.holdings:
-        if id(one) not in ours and not _is_known(one, name, state) and (grants := _on(gpus, one.grants)):
-            before, project = known.get(_id_of_other(one, name)), quota_owners.project_of(one, member)
-            if before is not None and before[0].is_still(one, grants, project):
+    for other in free.holdings:
+        if id(other) in job_holding_ids or _is_known(other, name, state):
+            continue
+        if grants := _on(gpus, other.grants):
+            before, project = previous.get(_id_of_other(other, name)), quota_owners.project_of(other, member)
+            if before is not None and before[0].is_still(other, grants, project):
                 yield before[0]
             else:
-                yield PlacedHolder(
-                    _of_other(replace(one, grants=grants), name, project, state.started_at), one
-                )
+                holder = _of_other(replace(other, grants=grants), name, project, state.started_at)
+                yield PlacedHolder(holder, other)
 
 
 def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
@@ -109,7 +112,7 @@ def _on(gpus: frozenset[GpuId], grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
     return tuple(grant for grant in grants if grant.gpu in gpus)
 
 
-def _asked_for(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]:
+def _without_surplus(grants: tuple[Grant, ...], request: Request) -> tuple[Grant, ...]:
     """Return each GPU of a node's report on a part once, and no more GPUs than were asked for."""
     most = len(request.gpus) or max(request.gpu_count, request.max_gpu_count or 0)
     once = {grant.gpu: grant for grant in reversed(grants)}

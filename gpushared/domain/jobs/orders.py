@@ -91,14 +91,14 @@ def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
     draft.wake(draft.now + draft.rules.resend_seconds, Wake.RESEND, job.id)
 
 
-def port_for(key: AttemptKey, taken: Collection[int] = ()) -> int:
+def port_for(key: AttemptKey, used_ports: Collection[int] = ()) -> int:
     """Return the port where a gang's attempt meets.
 
     Each attempt gets another port, in case the first is in use.
     """
     first = crc32(str(key).encode()) % len(PORTS)
     ports = (PORTS[(first + step) % len(PORTS)] for step in range(len(PORTS)))
-    return next((port for port in ports if port not in taken), PORTS[first])
+    return next((port for port in ports if port not in used_ports), PORTS[first])
 
 
 def knows_ranks(job: Job) -> bool:
@@ -136,10 +136,10 @@ def for_node(request: Request) -> Request:
 
 
 def _facts(job: Job, part: Part) -> Gang:
-    parts = sorted(job.parts, key=lambda one: one.rank)
+    parts = sorted(job.parts, key=lambda part: part.rank)
     return Gang(
-        hosts=tuple(one.address or one.node for one in parts),
+        hosts=tuple(part.address or part.node for part in parts),
         rank=part.rank,
         port=parts[0].port,
-        gpus=tuple(one.request.gpu_count for one in parts),
+        gpus=tuple(part.request.gpu_count for part in parts),
     )

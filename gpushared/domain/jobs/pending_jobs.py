@@ -7,7 +7,7 @@ policy looks at them. Changing one job costs the same, however many jobs wait in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from gpushared.domain.jobs.job import (
@@ -69,54 +69,49 @@ class PendingJobs:
         return len(self.where)
 
     def put(self, job: JobId, sequence: int, shape: JobShape) -> PendingJobs:
-        line = self.shapes.get(shape) or PersistentSortedList()
-        longer = line.put((sequence, job))
+        queue = self.shapes.get(shape) or PersistentSortedList()
+        longer = queue.put((sequence, job))
         project_jobs = self.projects.get(shape.project) or ProjectJobs()
-        fronts = _moved(project_jobs.fronts, shape, line, longer)
-        return replace(
-            self,
-            shapes=self.shapes.put(shape, longer),
-            projects=self.projects.put(
-                shape.project, ProjectJobs(fronts, project_jobs.oldest.put((sequence, job)))
-            ),
-            where=self.where.put(job, (sequence, shape)),
+        fronts = _moved(project_jobs.fronts, shape, queue, longer)
+        project_jobs = ProjectJobs(fronts, project_jobs.oldest.put((sequence, job)))
+        return PendingJobs(
+            self.shapes.put(shape, longer),
+            self.projects.put(shape.project, project_jobs),
+            self.where.put(job, (sequence, shape)),
         )
 
     def drop(self, job: JobId) -> PendingJobs:
         """Return the queue without a job; a job that is not in the queue changes nothing."""
-        known = self.where.get(job)
-        if known is None:
+        entry = self.where.get(job)
+        if entry is None:
             return self
-        sequence, shape = known
-        line, project_jobs = self.shapes[shape], self.projects[shape.project]
-        shorter = line.drop((sequence, job))
-        project_jobs = ProjectJobs(
-            _moved(project_jobs.fronts, shape, line, shorter), project_jobs.oldest.drop((sequence, job))
-        )
+        sequence, shape = entry
+        queue, project_jobs = self.shapes[shape], self.projects[shape.project]
+        shorter = queue.drop((sequence, job))
+        fronts = _moved(project_jobs.fronts, shape, queue, shorter)
+        project_jobs = ProjectJobs(fronts, project_jobs.oldest.drop((sequence, job)))
         shapes = self.shapes.put(shape, shorter) if shorter else self.shapes.drop(shape)
-        projects = self.projects
-        projects = (
-            projects.put(shape.project, project_jobs) if project_jobs.oldest else projects.drop(shape.project)
-        )
+        projects, name = self.projects, shape.project
+        projects = projects.put(name, project_jobs) if project_jobs.oldest else projects.drop(name)
         return PendingJobs(shapes, projects, self.where.drop(job))
 
     def joined(self, jobs: Sequence[tuple[JobId, int, JobShape]]) -> PendingJobs:
         """Return the queue with many more jobs, at the cost of one look at each job."""
         if not jobs:
             return self
-        return waiting_of([*((job, *place) for job, place in self.where.items()), *jobs])
+        return waiting_of([*((job, *entry) for job, entry in self.where.items()), *jobs])
 
     def first(self, most: int, most_alike: int) -> list[JobId]:
         """Return the jobs for one pass: of each project the first ones, and the one that waits longest."""
         share = max(1, most // max(1, len(self.projects)))
-        found: dict[JobId, None] = {}
+        jobs: dict[JobId, None] = {}
         for project in sorted(self.projects):
             project_jobs = self.projects[project]
-            found.update(dict.fromkeys(islice(self._in_order(project_jobs, most_alike), share)))
-            found[next(iter(project_jobs.oldest))[1]] = None
-            if len(found) >= most:
+            jobs.update(dict.fromkeys(islice(self._in_order(project_jobs, most_alike), share)))
+            jobs[next(iter(project_jobs.oldest))[1]] = None
+            if len(jobs) >= most:
                 break
-        return list(found)
+        return list(jobs)
 
     def _in_order(self, project_jobs: ProjectJobs, most_alike: int) -> Iterator[JobId]:
         for front in project_jobs.fronts:
@@ -128,15 +123,15 @@ class PendingJobs:
 def waiting_of(jobs: Iterable[tuple[JobId, int, JobShape]]) -> PendingJobs:
     """Build the queue from many jobs at once."""
     where = {job: (sequence, shape) for job, sequence, shape in jobs}
-    lines: dict[JobShape, list[QueuePlace]] = {}
+    entries_by_shape: dict[JobShape, list[QueuePlace]] = {}
     for job, (sequence, shape) in where.items():
-        lines.setdefault(shape, []).append((sequence, job))
-    shapes = {shape: PersistentSortedList(places) for shape, places in lines.items()}
+        entries_by_shape.setdefault(shape, []).append((sequence, job))
+    shapes = {shape: PersistentSortedList(entries) for shape, entries in entries_by_shape.items()}
     parts: dict[str, tuple[list[Front], list[QueuePlace]]] = {}
-    for shape, line in shapes.items():
+    for shape, queue in shapes.items():
         fronts, oldest = parts.setdefault(shape.project, ([], []))
-        fronts.append(_front(shape, line))
-        oldest.extend(line)
+        fronts.append(_front(shape, queue))
+        oldest.extend(queue)
     projects = {
         name: ProjectJobs(PersistentSortedList(fronts), PersistentSortedList(oldest))
         for name, (fronts, oldest) in parts.items()
@@ -158,8 +153,8 @@ def _moved(
     return fronts.put(_front(shape, after)) if after else fronts
 
 
-def _front(shape: JobShape, line: PersistentSortedList[QueuePlace]) -> Front:
-    sequence, job = next(iter(line))
+def _front(shape: JobShape, queue: PersistentSortedList[QueuePlace]) -> Front:
+    sequence, job = next(iter(queue))
     return -shape.priority, shape.order, sequence, job
 
 
@@ -180,13 +175,13 @@ class ArrayThrottle:
         """
         most = job.spec.array_limit
         assert most is not None, "asked of jobs of a bounded array only"
-        place = (job.sequence, job.id)
+        entry = (job.sequence, job.id)
         holds_a_turn = ready and job.id in self.admitted
         if holds_a_turn or not isinstance(job.state, Queued | Ended):
-            admitted, waiting = self.admitted.put(job.id, None), self.waiting.drop(place)
+            admitted, waiting = self.admitted.put(job.id, None), self.waiting.drop(entry)
         else:
             admitted = self.admitted.drop(job.id)
-            waiting = self.waiting.put(place) if ready else self.waiting.drop(place)
+            waiting = self.waiting.put(entry) if ready else self.waiting.drop(entry)
         let_in: list[JobId] = []
         while len(admitted) < most and (first := waiting.first()) is not None:
             admitted, waiting = admitted.put(first[1], None), waiting.drop(first)

@@ -43,7 +43,7 @@ class Lack:
     hopeless: bool = False
 
 
-_WORDS = {
+_REASON_TEXTS = {
     Reason.RESOURCES: "too full",
     Reason.SHARING_MODE: "shared by others, or not to be shared",
     Reason.UNMANAGED_USE: "used without a lease",
@@ -54,8 +54,8 @@ _WORDS = {
 
 
 def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None = None) -> Lack:
-    """Explain what a waiting job lacks, without the last pass's verdict."""
-    members = [one for one in state.members.values() if one.forgotten_at is None]
+    """Explain what a waiting job lacks, without the last pass's decision."""
+    members = [member for member in state.members.values() if member.forgotten_at is None]
     if not members:
         return Lack(
             Reason.RESOURCES,
@@ -66,46 +66,47 @@ def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
     away = _away(target, state, now) if target is not None else ""
     if target is not None and away:
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
-    request, everywhere = _rooms(job, snapshot or ClusterSnapshot(), state, now)
+    request, everywhere = _capacities(job, snapshot or ClusterSnapshot(), state, now)
     hosts = {host: capacities for host, capacities in everywhere.items() if host not in job.refused_by}
-    capacities = [capacity for its_capacities in hosts.values() for capacity in its_capacities]
     able = _able(request, hosts)
     if len(able) < job.spec.nodes:
-        hopeless = all(one.inventory is not None for one in members)
+        hopeless = all(member.inventory is not None for member in members)
         if job.refused_by and len(_able(request, everywhere)) >= job.spec.nodes:
             return replace(_refused(job, request), hopeless=hopeless)
-        others = [capacity for its_capacities in everywhere.values() for capacity in its_capacities]
-        return replace(_never(job, request, others), hopeless=hopeless)
-    away_ones = [one for one in (state.members[name] for name in able) if _away(one, state, now)]
-    if len(able) - len(away_ones) < job.spec.nodes:
-        return Lack(Reason.GPU_UNHEALTHY, _only_away(job, away_ones, state, now), _hint(*away_ones))
+        all_capacities = [capacity for capacities in everywhere.values() for capacity in capacities]
+        return replace(_never(job, request, all_capacities), hopeless=hopeless)
+    absent = [state.members[name] for name in able if _away(state.members[name], state, now)]
+    if len(able) - len(absent) < job.spec.nodes:
+        return Lack(Reason.GPU_UNHEALTHY, _only_away(job, absent, state, now), _hint(*absent))
     if (
-        any(is_grant(place(request, _by_id(its_capacities))) for its_capacities in hosts.values())
+        any(is_grant(place(request, _by_id(capacities))) for capacities in hosts.values())
         and job.spec.nodes == 1
     ):
         return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
-    refusals = [
-        one for its_capacities in hosts.values() for one in why_no_room(request, _by_id(its_capacities))[1]
-    ]
-    silent = [one for one in members if _away(one, state, now)]
-    counts = Counter(refusal.reason for refusal in refusals)
+    counts = Counter(
+        refusal.reason
+        for capacities in hosts.values()
+        for refusal in why_no_room(request, _by_id(capacities))[1]
+    )
+    silent = [member for member in members if _away(member, state, now)]
     reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
-    return Lack(reason, _sentence(job, counts, len(capacities), silent, state, now), _hint(*silent))
+    gpu_count = sum(map(len, hosts.values()))
+    return Lack(reason, _sentence(job, counts, gpu_count, silent, state, now), _hint(*silent))
 
 
 Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 
-def _rooms(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
+def _capacities(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
     """Return the request for one node of the job, and the free capacity of the nodes that the job may go to."""
-    places = snapshot.refresh(state, state.policy, now)
-    request = replace(in_full(job.spec.request, places.models()), near=(), away_from=())
+    cluster = snapshot.refresh(state, state.policy, now)
+    request = replace(in_full(job.spec.request, cluster.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
     members = state.members
     return request, {
         host: capacities
-        for host, capacities in places.capacities().items()
+        for host, capacities in cluster.capacities().items()
         if job.spec.target in (HERE, host) and members[NodeName(host)].forgotten_at is None
     }
 
@@ -128,52 +129,53 @@ def _by_id(capacities: Iterable[FreeCapacity]) -> dict[GpuId, FreeCapacity]:
 
 
 def _refused(job: Job, request: Request) -> Lack:
-    text = f"no other node of the pool could take {_words(request)}: {job_progress.refusal_reasons(job)}"
+    reasons = job_progress.refusal_reasons(job)
+    text = f"no other node of the pool could take {_request_text(request)}: {reasons}"
     if job.spec.target != HERE:
-        text = f"only node {job.spec.target} will do, and {job_progress.refusal_reasons(job)}"
+        text = f"only node {job.spec.target} will do, and {reasons}"
     return Lack(Reason.NEVER_FITS, text, job_progress.refusal_hint(job), refused=True)
 
 
 def _never(job: Job, request: Request, capacities: Sequence[FreeCapacity]) -> Lack:
-    what, models = _words(request), sorted({capacity.gpu.name for capacity in capacities})
-    text = f"no node of the pool could take {what}, not even when it is empty"
+    size, models = _request_text(request), sorted({capacity.gpu.name for capacity in capacities})
+    text = f"no node of the pool could take {size}, not even when it is empty"
     if job.spec.target != HERE:
-        text = f"node {job.spec.target} could not take {what}, not even when it is empty"
+        text = f"node {job.spec.target} could not take {size}, not even when it is empty"
     elif job.spec.nodes > 1:
-        text = f"the pool has no {job.spec.nodes} nodes that could take {what}, not even when they are empty"
+        text = f"the pool has no {job.spec.nodes} nodes that could take {size}, not even when they are empty"
     return Lack(Reason.NEVER_FITS, text, f"there are {', '.join(models)}" if models else "")
 
 
-def _only_away(job: Job, away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+def _only_away(job: Job, absent: Sequence[Member], state: PoolState, now: float) -> str:
     """Explain that too many of the nodes that could take the job take no work at the moment."""
-    if len(away_ones) == 1 and job.spec.nodes == 1:
-        name, why = away_ones[0].name, _away(away_ones[0], state, now)
-        return f"only node {name} could take {_words(job.spec.request)}, and it {why}"
-    said = _said_of(away_ones, state, now)
-    return f"needs {_needs(job)}; too few of the nodes that could take it are there: {said}"
+    if len(absent) == 1 and job.spec.nodes == 1:
+        name, why = absent[0].name, _away(absent[0], state, now)
+        return f"only node {name} could take {_request_text(job.spec.request)}, and it {why}"
+    reasons = _away_reasons(absent, state, now)
+    return f"needs {_needs(job)}; too few of the nodes that could take it are there: {reasons}"
 
 
-def _said_of(away_ones: Sequence[Member], state: PoolState, now: float) -> str:
+def _away_reasons(absent: Sequence[Member], state: PoolState, now: float) -> str:
     """Say why each of some nodes takes no work."""
-    said = [f"node {one.name} {_away(one, state, now)}" for one in away_ones[:NAMED]]
-    more = f", and {len(away_ones) - NAMED} more" if len(away_ones) > NAMED else ""
-    return f"{'; '.join(said)}{more}"
+    reasons = [f"node {member.name} {_away(member, state, now)}" for member in absent[:NAMED]]
+    more = f", and {len(absent) - NAMED} more" if len(absent) > NAMED else ""
+    return f"{'; '.join(reasons)}{more}"
 
 
 def _sentence(
     job: Job, counts: Counter[Reason], gpus: int, silent: Sequence[Member], state: PoolState, now: float
 ) -> str:
-    against = [f"{count} {_WORDS.get(reason, reason)}" for reason, count in counts.most_common()]
+    against = [f"{count} {_REASON_TEXTS.get(reason, reason)}" for reason, count in counts.most_common()]
     of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
     text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
     if job.refused_by:
         text = f"{text}; {job_progress.refusal_reasons(job)}"
     if not silent:
         return text
-    return f"{text} ({_said_of(silent, state, now)})"
+    return f"{text} ({_away_reasons(silent, state, now)})"
 
 
-def _words(request: Request) -> str:
+def _request_text(request: Request) -> str:
     """Describe the request, with its required models."""
     models = " or ".join(shown(model) for model in request.models)
     return f"{describe(request)} of model {models}" if models else describe(request)
@@ -181,8 +183,8 @@ def _words(request: Request) -> str:
 
 def _needs(job: Job) -> str:
     if is_gang(job.spec) and not job.spec.span:
-        return f"{_words(job.spec.request)} on each of {job.spec.nodes} nodes at once"
-    return _words(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
+        return f"{_request_text(job.spec.request)} on each of {job.spec.nodes} nodes at once"
+    return _request_text(job.spec.request) + (" on few nodes at once" if job.spec.span else "")
 
 
 def _away(member: Member, state: PoolState, now: float) -> str:
@@ -202,7 +204,7 @@ def _away(member: Member, state: PoolState, now: float) -> str:
 
 def _hint(*members: Member) -> str:
     """Return the hint for the first member that nobody drained, or else for the first drained one."""
-    lost = next((one for one in members if not one.drained_by), None)
+    lost = next((member for member in members if not member.drained_by), None)
     if lost is not None:
         return f"if it is off for good: gpushare node forget {lost.name} --is-off"
     return f"gpushare undrain {members[0].name}" if members else ""

@@ -19,7 +19,7 @@ class QuotaOwners:
 
     def __init__(self, policy: Policy, rules: PoolRules) -> None:
         self._common_realms = rules.common_realms
-        self._persons = {one: person for person, several in rules.principals.items() for one in several}
+        self._persons = {name: person for person, names in rules.principals.items() for name in names}
         self._projects: dict[str, set[str]] = defaultdict(set)
         for project in policy.projects.values():
             for person in project.users:

@@ -79,12 +79,10 @@ def register(event: NodeRegistered, draft: PoolDraft) -> None:
     """
     state = draft.state
     member = state.members.get(event.node) or Member(event.node, draft.now, (event.node,))
-    known = event.node in state.members
-    claims_news, outranked = (
-        staleness_claims.is_news(event, member, state),
-        staleness_claims.is_outranked(event, state),
-    )
-    news = member.inventory != event.inventory or member.forgotten_at is not None or not known
+    is_known = event.node in state.members
+    claims_news = staleness_claims.is_news(event, member, state)
+    outranked = staleness_claims.is_outranked(event, state)
+    news = member.inventory != event.inventory or member.forgotten_at is not None or not is_known
     member = replace(
         member,
         inventory=event.inventory,
@@ -99,19 +97,19 @@ def register(event: NodeRegistered, draft: PoolDraft) -> None:
     state.stale = True
     if claims_news or outranked:
         state.claimants |= {event.node}
-    if not known or claims_news:
+    if not is_known or claims_news:
         _remember_less(draft)
     if outranked:
         state.epoch = event.seen_epoch + 1
         state.reported = frozenset()
         return
-    named = {report.key for report in event.reports}
+    reported_keys = {report.key for report in event.reports}
     for report in sorted(event.reports, key=lambda report: report.revision):
         reported(AttemptReported(event.node, report), draft)
     state.reported |= {event.node}
     if member.excused:
         draft.put_member(replace(draft.state.members[event.node], excused=False))
-    _ask_of_the_rest(event.node, named, draft)
+    _ask_of_the_rest(event.node, reported_keys, draft)
     settle_if_due(draft)
 
 
@@ -133,7 +131,7 @@ def unsettle(draft: PoolDraft) -> None:
     state.old = PersistentMap((name, None) for name in state.jobs)
 
 
-def _ask_of_the_rest(node: NodeName, named: set[AttemptKey], draft: PoolDraft) -> None:
+def _ask_of_the_rest(node: NodeName, reported_keys: set[AttemptKey], draft: PoolDraft) -> None:
     """Send orders again for parts that the node did not report, or ask for the state of these parts."""
     for name in sorted(draft.state.by_node.get(node) or ()):
         job = draft.state.jobs[name]
@@ -141,7 +139,7 @@ def _ask_of_the_rest(node: NodeName, named: set[AttemptKey], draft: PoolDraft) -
         key = AttemptKey(job.id, _attempt(job))
         order = order_for(job, part, draft)
         doubtful = not draft.state.settled and isinstance(order, Place)
-        if key not in named and (order is None or doubtful):
+        if key not in reported_keys and (order is None or doubtful):
             order = Query(key, draft.state.epoch)
         if order is not None:
             draft.do(Send(node, order))
@@ -162,11 +160,11 @@ def reported(event: AttemptReported, draft: PoolDraft) -> None:
         return
     job = draft.state.jobs.get(report.key.job)
     if job is None:
-        _unknown(node, report, draft)
+        _apply_to_unknown(node, report, draft)
     elif report.key.number > job.attempts and _may_have_it(job, node, report, draft):
         _adopt(job, node, report, draft)
     elif not isinstance(job.state, Queued) and report.key.number == _attempt(job):
-        _known(_as_it_was(job, node, report, draft), node, report, draft)
+        _apply_to_current(_as_it_was(job, node, report, draft), node, report, draft)
     elif job.presumed is not None and _is_of_presumed(job, job.presumed, node, report):
         _apply_to_presumed(job, job.presumed, report, draft)
     else:
@@ -263,7 +261,7 @@ def _outranked(node: NodeName, report: StaleEpoch, draft: PoolDraft) -> None:
         state.epoch = report.epoch + 1
 
 
-def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
+def _apply_to_current(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     """Apply a report on the current attempt. The nodes of an adopted gang report its parts one by one."""
     if any(part.node == node for part in job.parts):
         apply(job, node, report, draft)
@@ -273,14 +271,9 @@ def _known(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         send_end(node, report.key, draft)
 
 
-def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
+def _apply_to_unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
     """Apply a report on a job that is over, or that we do not remember."""
-    state = draft.state
-    if report.key.job in state.ended:
-        if not report.state.is_final:
-            send_end(node, report.key, draft)
-        return
-    if not _is_believed(node, draft):
+    if report.key.job in draft.state.ended or not _is_believed(node, draft):
         if not report.state.is_final:
             send_end(node, report.key, draft)
     elif report.spec is not None:
@@ -292,13 +285,13 @@ def _unknown(node: NodeName, report: Report, draft: PoolDraft) -> None:
 def _note_number(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
     """Remember the number of an attempt of a job that may still be reported, up to a limit for each node."""
     state = draft.state
-    known = state.numbers.get(key.job)
-    if known is None:
+    number = state.numbers.get(key.job)
+    if number is None:
         numbers = state.reported_numbers.get(node, 0) + 1
         if numbers > draft.rules.max_numbers_per_node:
             return
         state.reported_numbers = state.reported_numbers.put(node, numbers)
-    state.numbers = state.numbers.put(key.job, max(key.number, known or 0))
+    state.numbers = state.numbers.put(key.job, max(key.number, number or 0))
 
 
 def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> None:
@@ -361,10 +354,10 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
 
 def _request_of(job: Job, report: Report) -> Request:
     """Return a node's part of the job's request, without anything that the job does not ask for."""
-    asked, granted = job.spec.request, report.request
-    if granted is None:
-        return asked
-    return replace(asked, gpu_count=min(granted.gpu_count, asked.gpu_count), models=granted.models)
+    request, part = job.spec.request, report.request
+    if part is None:
+        return request
+    return replace(request, gpu_count=min(part.gpu_count, request.gpu_count), models=part.models)
 
 
 def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
@@ -408,15 +401,15 @@ def _attempt(job: Job) -> int:
 
 
 def enroll(event: NodeEnrolled, draft: PoolDraft) -> None:
-    known = draft.state.members.get(event.node)
+    member = draft.state.members.get(event.node)
     realms = event.realms or (event.node,)
-    if known is None:
+    if member is None:
         # During a recovery, the node may have been a member before we lost our memory, and may remember that.
         excused = draft.state.recovering_since is not None
         draft.put_member(Member(event.node, draft.now, realms, excused=excused))
         draft.state.waived |= {event.node}
     else:
-        draft.put_member(replace(known, realms=realms, forgotten_at=None))
+        draft.put_member(replace(member, realms=realms, forgotten_at=None))
 
 
 def forget(event: NodeForgotten, draft: PoolDraft) -> None:
@@ -496,15 +489,15 @@ def settle(draft: PoolDraft) -> None:
 def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
     """Put many waiting jobs into the queue, as ``PoolDraft.line_up`` does for one job."""
     state = draft.state
-    lines: dict[bool, list[tuple[JobId, int, JobShape]]] = {False: [], True: []}
+    entries: dict[bool, list[tuple[JobId, int, JobShape]]] = {False: [], True: []}
     policy = state.policy
     for job in jobs:
         if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:
-            lines[is_gang(job.spec)].append((job.id, job.sequence, shape_of(job, policy)))
-    state.waiting = state.waiting.joined(lines[False])
-    state.gangs = state.gangs.joined(lines[True])
+            entries[is_gang(job.spec)].append((job.id, job.sequence, shape_of(job, policy)))
+    state.waiting = state.waiting.joined(entries[False])
+    state.gangs = state.gangs.joined(entries[True])
 
 
 def _resume(job: Job, draft: PoolDraft) -> None:

@@ -20,14 +20,14 @@ _THROTTLE = re.compile(r"([^%]*)%(\d{1,5})", re.ASCII)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 
-def check_bounds(number: int, least: int, most: int, what: str) -> int:
+def check_bounds(number: int, least: int, most: int, noun: str) -> int:
     """Return the number. Raises RequestError if it is out of bounds."""
     if not least <= number <= most:
-        raise RequestError(f"{number} {what} are not possible", hint=f"give {least} to {most}")
+        raise RequestError(f"{number} {noun} are not possible", hint=f"give {least} to {most}")
     return number
 
 
-class ArrayWords(NamedTuple):
+class ParsedArray(NamedTuple):
     """Hold the parsed array. ``numbers`` are in order, each once; at most ``limit`` jobs run at once.
 
     ``numbers`` is empty if there is no array.
@@ -37,17 +37,17 @@ class ArrayWords(NamedTuple):
     limit: int | None = None
 
 
-def read_array(text: str) -> ArrayWords:
+def read_array(text: str) -> ParsedArray:
     """Read ``0-99``, ``1,3,5-9`` or ``0-99%4``. Raise RequestError."""
     if "%" not in text:
-        return ArrayWords(_numbers(text))
+        return ParsedArray(_numbers(text))
     match = _THROTTLE.fullmatch(text[:MAX_ARRAY_TEXT])
     if match is None or not match[1] or not int(match[2]):
         raise RequestError(
             f"{shown(text)} does not say how many jobs of an array run at once",
             hint="write 0-99%4 for at most 4 of them at once",
         )
-    return ArrayWords(_numbers(match[1]), int(match[2]))
+    return ParsedArray(_numbers(match[1]), int(match[2]))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

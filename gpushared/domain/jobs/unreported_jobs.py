@@ -21,22 +21,22 @@ from gpushared.domain.scheduling.holder_index import HolderIndex
 def unreported_permille(index: HolderIndex, state: PoolState) -> Mapping[str, int]:
     """Return, for each project with a limit, the most that its jobs hold without being in the index."""
     limited = {project.name for project in state.policy.projects.values() if project.has_limit}
-    found: dict[str, int] = defaultdict(int)
+    permille_by_project: dict[str, int] = defaultdict(int)
     if not limited:
-        return found
+        return permille_by_project
     for node, names in state.by_node.items():
         for job in (state.jobs[name] for name in names):
             if job.project not in limited or payer_of(job) == NOBODYS:
                 continue
             part = next(part for part in job.parts if part.node == node)
             if part_id(job, part) not in index:
-                found[job.project] += _most_of(part.request)
-    return found
+                permille_by_project[job.project] += _most_of(part.request)
+    return permille_by_project
 
 
 def _most_of(request: Request) -> int:
     """Return the most that a request can count for, on whatever GPUs it runs."""
     shares = (request.compute_permille, request.memory_permille)
-    known = request.memory_bytes is None and any(share is not None for share in shares)
-    each = max(share or 0 for share in shares) if known else WHOLE_PERMILLE
+    has_share = request.memory_bytes is None and any(share is not None for share in shares)
+    each = max(share or 0 for share in shares) if has_share else WHOLE_PERMILLE
     return (len(request.gpus) or request.gpu_count) * each

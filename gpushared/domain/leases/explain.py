@@ -83,8 +83,8 @@ def waiting(
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
     expected = starts.get(decision.lease) if starts is not None else None
-    if start is not None and expected is not None and expected.given_way:
-        text += f"; {expected.given_way}"
+    if start is not None and expected is not None and expected.preemption_clause:
+        text += f"; {expected.preemption_clause}"
     begin_at = state.begins_at(request)
     return Waiting(
         decision.position,

@@ -51,7 +51,7 @@ class Start:
 
     at: float
     grants: tuple[Grant, ...]
-    given_way: str = ""
+    preemption_clause: str = ""
     """A clause on the leases that give way to it and the rule by which they do; empty if none does."""
 
 
@@ -70,20 +70,20 @@ def starts(state: NodeState, now: float, decisions: Sequence[Decision] = ()) -> 
     }
     state = replace(state, leases=leases)
     expected_starts: dict[LeaseId, Start] = {}
-    at, given_way = now, _given_way(state)
+    at, count = now, _preemption_count(state)
     for _ in range(STEPS):
         state, look_again_at = _passed(state, at, sought, expected_starts)
         ahead = [look_again_at, *(_leaves_at(lease, state.rules) for lease in state.holders())]
         later = [moment for moment in ahead if at < moment < float("inf")]
         if not later or sought <= expected_starts.keys():
             break
-        if state.policy.lossless_only and _given_way(state) >= given_way + ROUNDS:
+        if state.policy.lossless_only and _preemption_count(state) >= count + ROUNDS:
             break
         at = min(later)
     return expected_starts
 
 
-def _given_way(state: NodeState) -> int:
+def _preemption_count(state: NodeState) -> int:
     """Return how often the leases have given way."""
     return sum(lease.preemption.count for lease in state.leases.values())
 
@@ -128,7 +128,7 @@ def _start(draft: Draft, sought: Collection[LeaseId], expected_starts: dict[Leas
     """Let granted leases run at once, and wait again after a preemption, as most leases do."""
     for lease in list(draft.leases.values()):
         if lease.grants and lease.id in sought and lease.id not in expected_starts:
-            expected_starts[lease.id] = Start(draft.now, lease.grants, _given_way_to(lease.id, draft))
+            expected_starts[lease.id] = Start(draft.now, lease.grants, _preemption_clause(lease.id, draft))
         if isinstance(lease.state, Reserved):
             preemption = replace(lease.preemption, requeues=lease.request.requeue is not False)
             lease = replace(lease, preemption=preemption)  # noqa: PLW2901 - the same lease
@@ -137,7 +137,7 @@ def _start(draft: Draft, sought: Collection[LeaseId], expected_starts: dict[Leas
             draft.leases[lease.id] = replace(lease, state=active)
 
 
-def _given_way_to(lease: LeaseId, draft: Draft) -> str:
+def _preemption_clause(lease: LeaseId, draft: Draft) -> str:
     """Return a clause on the leases that gave way to a lease before this draft granted its request."""
     promised = draft.base.find(lease).preemption.promised
     if promised is None:

@@ -21,7 +21,7 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
-from gpushared.domain.model.gpu import Drained, Gpu, GpuId
+from gpushared.domain.model.gpu import Drained, Gpu, GpuId, gpu_label
 from gpushared.domain.model.instances import wants_instances
 from gpushared.domain.model.lease import (
     Active,
@@ -113,14 +113,14 @@ def _loss(trouble: str) -> str:
 
 
 def _note_error(gpu: GpuId, number: int, event: GpusSampled, draft: Draft) -> None:
-    text = f"on {_name(gpu, draft)} {xid.describe(number)}"
-    there = [lease for lease in _leases_on(gpu, draft) if _was_there(lease, gpu, event, draft)]
-    through_mps = [lease for lease in there if _is_on_mps(lease)]
+    text = f"on GPU {gpu_label(gpu, draft.gpus)} {xid.describe(number)}"
+    leases = [lease for lease in _leases_on(gpu, draft) if _was_there(lease, gpu, event, draft)]
+    through_mps = [lease for lease in leases if _is_on_mps(lease)]
     if xid.hits_every_client(number) and len(through_mps) > 1:
         for lease in through_mps:
             hit_by_another(lease, f"{text}, which through MPS hits every lease there", draft)
-        there = [lease for lease in there if lease not in through_mps]
-    for lease in there:
+        leases = [lease for lease in leases if lease not in through_mps]
+    for lease in leases:
         # A program can repeat the same error many times a second.
         if all(entry.text != text for entry in lease.story):
             draft.put(lease.note(draft.now, text))
@@ -152,10 +152,6 @@ def _is_on_mps(lease: Lease) -> bool:
     return shared and lease.walls is not None and lease.walls.compute_cap is ComputeCap.MPS_PERCENTAGE
 
 
-def _name(gpu: GpuId, draft: Draft) -> str:
-    return f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else f"GPU {gpu}"
-
-
 # --- requests of people --------------------------------------------------------------------------------
 
 
@@ -180,7 +176,7 @@ def _drain(event: GpuDrainAsked, reason: str, draft: Draft) -> None:
             f"a drain needs a reason of one line and at most {MAX_REASON} characters",
             hint="people who wait are shown it: --reason 'new fan, back at 3 pm'",
         )
-    name, drained = _name(event.gpu, draft), draft.drained.get(event.gpu)
+    name, drained = f"GPU {gpu_label(event.gpu, draft.gpus)}", draft.drained.get(event.gpu)
     if drained is not None and drained.sick:
         raise StateConflict(
             f"{name} is drained already: it {drained.reason}", hint="`gpushare gpus` shows it"
@@ -196,9 +192,9 @@ def _undrain(event: GpuDrainAsked, draft: Draft) -> None:
     gpu = draft.gpus.get(event.gpu)
     if event.gpu in draft.use.lost and event.gpu in draft.drained:
         trouble = (gpu.trouble if gpu else None) or "it does not answer"
-        label = gpu.label if gpu else event.gpu
+        label = gpu_label(event.gpu, draft.gpus)
         raise StateConflict(
-            f"{_name(event.gpu, draft)} is still lost: {trouble}",
+            f"GPU {label} is still lost: {trouble}",
             hint=f"reset it (`nvidia-smi -r -i {label}`) or reboot first",
         )
     draft.drained.pop(event.gpu, None)
@@ -214,9 +210,9 @@ def end_on_destroyed(event: GpusSurveyed, draft: Draft) -> None:
     """End leases whose instances a survey misses, unless a GPU that cannot be asked may still have them."""
     if not all(gpu.split or gpu.trouble is None for gpu in _whole(event.gpus)):
         return
-    here = {gpu.id for gpu in event.gpus}
+    present = {gpu.id for gpu in event.gpus}
     for lease in list(draft.leases.values()):
-        if wants_instances(lease.request) and any(grant.gpu not in here for grant in lease.grants):
+        if wants_instances(lease.request) and any(grant.gpu not in present for grant in lease.grants):
             _end(lease, draft)
 
 

@@ -26,7 +26,7 @@ from gpushared.domain.model.lease import (
     Paused,
     Suspending,
 )
-from gpushared.domain.model.units import format_duration
+from gpushared.domain.model.units import format_duration, format_wait
 
 OFF = IdlePolicy(warn_seconds=0, lower_seconds=0)
 
@@ -138,7 +138,7 @@ def _sentence(
     idle = f"no work on its GPUs for {format_duration(draft.now - since)}"
     if until:
         consequence = "it is ended" if ends else "it is taken off them until somebody resumes it"
-        return f"{idle}; in {format_duration(max(1, round(until - draft.now)))} {consequence}"
+        return f"{idle}; in {format_wait(until - draft.now)} {consequence}"
     if policy.lower_seconds and not lease.idleness.is_preemptible:
         return f"{idle}; after {format_duration(policy.lower_seconds)} it gives way to others"
     return idle

@@ -43,6 +43,7 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
+from gpushared.domain.model.gpu import describe_gpu
 from gpushared.domain.model.lease import (
     Active,
     AttemptKey,
@@ -458,8 +459,7 @@ def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
 
 
 def _broken(outcome: OverLimit | OutsideMps, draft: Draft) -> str:
-    gpu = draft.gpus.get(outcome.gpu)
-    name = f"GPU {gpu.label}" if gpu is not None else str(outcome.gpu)
+    name = describe_gpu(outcome.gpu, draft.gpus)
     if isinstance(outcome, OverLimit):
         used, limit = format_memory(outcome.used_bytes), format_memory(outcome.limit_bytes)
         return f"it used {used} on {name}, where it holds {limit}"

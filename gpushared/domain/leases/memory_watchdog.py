@@ -13,7 +13,7 @@ from gpushared.domain.leases.events import GpusSampled
 from gpushared.domain.leases.lifecycle import drain
 from gpushared.domain.leases.node_rules import Action
 from gpushared.domain.leases.node_state import Draft
-from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId, describe_gpu
 from gpushared.domain.model.lease import (
     Active,
     Lease,
@@ -88,7 +88,8 @@ def _watch_mps(lease: Lease, sample: GpusSampled, draft: Draft) -> None:
     draft.calm.pop((lease.id, "mps"), None)
     gpu, pid = outside
     if lease.health.outside_since is None:
-        why = f"its process {pid} uses {_where(gpu, draft)} without MPS, where nothing holds it to its part"
+        name = describe_gpu(gpu, draft.gpus)
+        why = f"its process {pid} uses {name} without MPS, where nothing holds it to its part"
         lease = replace(lease, health=replace(lease.health, outside_since=draft.now))
         draft.put(lease.note(draft.now, why))
         return
@@ -113,13 +114,8 @@ def _act(lease: Lease, outcome: OverLimit | OutsideMps, why: str, since: float, 
 
 def describe(over: OverLimit, draft: Draft) -> str:
     """Write ``uses 30 GiB of its 20 GiB on GPU 0``."""
-    where = _where(over.gpu, draft)
-    return f"uses {format_memory(over.used_bytes)} of its {format_memory(over.limit_bytes)} on {where}"
-
-
-def _where(gpu_id: GpuId, draft: Draft) -> str:
-    gpu = draft.gpus.get(gpu_id)
-    return f"GPU {gpu.label}" if gpu else gpu_id
+    used, limit = format_memory(over.used_bytes), format_memory(over.limit_bytes)
+    return f"uses {used} of its {limit} on {describe_gpu(over.gpu, draft.gpus)}"
 
 
 def overlap(leases: Mapping[LeaseId, Lease], gpu: GpuId, leasable_bytes: int, stray_bytes: int) -> int:

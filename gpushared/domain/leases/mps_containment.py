@@ -22,7 +22,7 @@ from gpushared.domain.leases.lifecycle import (
     start_again,
 )
 from gpushared.domain.leases.node_state import FAULT_SEEN_SECONDS, Draft
-from gpushared.domain.model.gpu import GpuId
+from gpushared.domain.model.gpu import GpuId, describe_gpu
 from gpushared.domain.model.lease import (
     Active,
     Draining,
@@ -174,8 +174,7 @@ def _fault_text(event: ServerFaulted, culprit: LeaseId | None, draft: Draft) -> 
 
 
 def _names(gpus: tuple[GpuId, ...], draft: Draft) -> str:
-    names = [f"GPU {draft.gpus[gpu].label}" if gpu in draft.gpus else gpu for gpu in gpus]
-    return " and ".join(names) or "its GPU"
+    return " and ".join(describe_gpu(gpu, draft.gpus) for gpu in gpus) or "its GPU"
 
 
 # --- starting again ------------------------------------------------------------------------------------

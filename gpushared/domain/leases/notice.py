@@ -13,7 +13,7 @@ from gpushared.domain.model.lease import (
     Notice,
     NoticeKind,
 )
-from gpushared.domain.model.units import format_duration
+from gpushared.domain.model.units import format_wait
 
 
 def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
@@ -21,9 +21,9 @@ def notify(lease: Lease, notice: Notice, draft: Draft) -> Lease:
     if lease.notice == notice:
         return lease
     changed = replace(lease, notice=notice)
-    remaining_time = format_duration(max(1, round(notice.until - draft.now)))
-    text = "told" if notice.kind is NoticeKind.IDLE else f"told that it ends in {remaining_time}"
-    changed = draft.put(changed.note(draft.now, f"{text}: {notice.text}"))
+    is_idle = notice.kind is NoticeKind.IDLE
+    ends = "" if is_idle else f" that it ends in {format_wait(notice.until - draft.now)}"
+    changed = draft.put(changed.note(draft.now, f"told{ends}: {notice.text}"))
     draft.do(NotifyContainer(lease.id))
     return changed
 

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from gpushared.domain.leases.node_machine import NOBODY
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.gpu import Gpu, GpuId, gpu_label
 from gpushared.domain.model.lease import (
     Active,
     Ended,
@@ -39,7 +39,7 @@ from gpushared.domain.model.lease import (
 )
 from gpushared.domain.model.notification import GpuPart, KnownEvents, Notification, NotificationKind
 from gpushared.domain.model.request_spec import size_of
-from gpushared.domain.model.units import format_duration
+from gpushared.domain.model.units import format_duration, format_wait
 
 GPU_SUBJECT = "gpu "
 
@@ -76,7 +76,8 @@ def of_gpus(state: NodeState, sent_events: Mapping[str, KnownEvents]) -> tuple[N
         subject, occasion = f"{GPU_SUBJECT}{gpu_id}", _moment(drained.since)
         if not drained.sick or (kind, occasion) in sent_events.get(subject, ()):
             continue
-        text = f"{_name(gpu_id, state.gpus)} {drained.reason}; it gets no new leases until it is undrained"
+        label = gpu_label(gpu_id, state.gpus)
+        text = f"GPU {label} {drained.reason}; it gets no new leases until it is undrained"
         notifications.append(Notification(kind, subject, occasion, drained.since, text))
     return tuple(notifications)
 
@@ -166,8 +167,7 @@ def _ends_soon(lease: Lease, now: float, soon_seconds: float) -> _Event | None:
     before = min(soon_seconds, limit / 2)
     if not 0 < ends - now <= before:
         return None
-    remaining_time = format_duration(max(1, round(ends - now)))
-    text = f"{lease.id} of {lease.owner_name} ends in {remaining_time}, at its time limit"
+    text = f"{lease.id} of {lease.owner_name} ends in {format_wait(ends - now)}, at its time limit"
     return _Event(NotificationKind.ENDS_SOON, _moment(ends), ends - before, text)
 
 
@@ -239,17 +239,12 @@ def _targets(lease: Lease, kind: NotificationKind) -> tuple[str, ...]:
 
 
 def _part(grant: Grant, gpus: Mapping[GpuId, Gpu]) -> GpuPart:
-    label = gpus[grant.gpu].label if grant.gpu in gpus else grant.gpu
-    return GpuPart(label, grant.memory_bytes, grant.compute_permille)
-
-
-def _name(gpu_id: GpuId, gpus: Mapping[GpuId, Gpu]) -> str:
-    return f"GPU {gpus[gpu_id].label}" if gpu_id in gpus else f"GPU {gpu_id}"
+    return GpuPart(gpu_label(grant.gpu, gpus), grant.memory_bytes, grant.compute_permille)
 
 
 def _gpu_text(lease: Lease, gpus: Mapping[GpuId, Gpu]) -> str:
     grants = lease.grants or lease.created_grants
     if isinstance(lease.state, Ended):
         grants = lease.state.grants or grants
-    names = " and ".join(dict.fromkeys(_name(grant.gpu, gpus) for grant in grants)) or "a GPU"
+    names = " and ".join(dict.fromkeys(f"GPU {gpu_label(grant.gpu, gpus)}" for grant in grants)) or "a GPU"
     return f"{names}: {size_of(grants)}" if grants else names

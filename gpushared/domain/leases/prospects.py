@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import (
     Requeued,
     Suspended,
 )
-from gpushared.domain.model.units import format_duration
+from gpushared.domain.model.units import format_wait
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.outcome import waits_for_leases
@@ -29,7 +29,7 @@ def when_others_need_it(lease: Lease, state: NodeState, now: float) -> str:
     For a waiting lease the text names the leases that do not give way because they would lose their work. The
     text is empty if neither applies.
     """
-    winner = _made_way_for(lease.id, state)
+    winner = _winner_of(lease.id, state)
     if winner is not None and winner.preemption.promised is not None:
         return f"{_GIVES_WAY}{winner.id} of {winner.owner_name}, because {winner.preemption.promised.why}"
     if is_leaving(lease):
@@ -92,7 +92,7 @@ def _only_leases_stand_in_the_way(lease: Lease, state: NodeState) -> bool:
     return waits_for_leases(request, capacities_for(request, state.capacities(), state))
 
 
-def _made_way_for(lease: LeaseId, state: NodeState) -> Lease | None:
+def _winner_of(lease: LeaseId, state: NodeState) -> Lease | None:
     """Return the waiting lease that gets the GPUs of this lease."""
     for waiting in state.waiting():
         promised = waiting.preemption.promised
@@ -145,4 +145,4 @@ def _is_over_quota(running: RunningLease, state: NodeState, now: float) -> bool:
 def _protected(running: RunningLease, policy: Policy, now: float) -> str:
     """Return the clause about the part of the least run time that is left."""
     seconds = running.started_at + policy.classes[running.lease.request.lease_class].min_run_seconds - now
-    return f", not in the next {format_duration(max(1, round(seconds)))}" if seconds > 0 else ""
+    return f", not in the next {format_wait(seconds)}" if seconds > 0 else ""

@@ -287,11 +287,11 @@ def _check_fixed(lease: Lease, grants: tuple[Grant, ...], plan: Plan, draft: Dra
         free_bytes, free_permille = capacities[old.gpu].free_bytes, capacities[old.gpu].free_permille
         owners = []
         for project, parts in plan.fixed.items():
-            here = [part for part in parts if part.gpu == old.gpu]
-            if here and not (lease.payer == project and lease.request.lease_class is FIXED_CLASS):
+            fixed_parts = [part for part in parts if part.gpu == old.gpu]
+            if fixed_parts and not (lease.payer == project and lease.request.lease_class is FIXED_CLASS):
                 owners.append(project)
-                free_bytes -= sum(part.memory_bytes for part in here)
-                free_permille -= sum(part.compute_permille for part in here)
+                free_bytes -= sum(part.memory_bytes for part in fixed_parts)
+                free_permille -= sum(part.compute_permille for part in fixed_parts)
         more_bytes = max(0, new.memory_bytes - old.memory_bytes)
         more_permille = max(0, new.compute_permille - old.compute_permille)
         if owners and (more_bytes > max(0, free_bytes) or more_permille > max(0, free_permille)):

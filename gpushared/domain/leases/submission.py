@@ -27,7 +27,7 @@ MAX_REQUEST_ID = 128
 
 def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     """Return the lease of a request: a new one, or the lease of an equal earlier request."""
-    earlier = _asked_before(event, draft)
+    earlier = _earlier_lease(event, draft)
     if earlier is not None:
         draft.answer = earlier.id
         if event.holder is not None and earlier.holder != event.holder and earlier.id in draft.leases:
@@ -83,7 +83,7 @@ def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
     return replace(request, time_limit_seconds=limit), limit_text
 
 
-def _asked_before(event: RequestSubmitted, draft: Draft) -> Lease | None:
+def _earlier_lease(event: RequestSubmitted, draft: Draft) -> Lease | None:
     if not event.request_id:
         return None
     if len(event.request_id) > MAX_REQUEST_ID:

@@ -66,7 +66,7 @@ def pause_asked(event: PauseAsked, draft: Draft) -> None:
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
         if lease.state.wanted:
-            draft.put(_wanting(lease, wanted=False).note(draft.now, f"paused by {event.caller.name}"))
+            draft.put(_with_wanted(lease, wanted=False).note(draft.now, f"paused by {event.caller.name}"))
         return
     if not isinstance(lease.state, Active):
         raise StateConflict(
@@ -83,7 +83,9 @@ def resume_asked(event: ResumeAsked, draft: Draft) -> None:
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
         if not lease.state.wanted:
-            draft.put(_wanting(lease, wanted=True).note(draft.now, f"to be resumed for {event.caller.name}"))
+            draft.put(
+                _with_wanted(lease, wanted=True).note(draft.now, f"to be resumed for {event.caller.name}")
+            )
     elif isinstance(lease.state, Paused):
         raise StateConflict(
             f"lease {lease.id} was paused by docker and keeps its GPU memory",
@@ -96,7 +98,7 @@ def resume_asked(event: ResumeAsked, draft: Draft) -> None:
         )
 
 
-def _wanting(lease: Lease, *, wanted: bool) -> Lease:
+def _with_wanted(lease: Lease, *, wanted: bool) -> Lease:
     assert isinstance(lease.state, Suspending | Suspended)
     return replace(lease, state=replace(lease.state, wanted=wanted))
 

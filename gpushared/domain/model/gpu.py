@@ -97,6 +97,16 @@ class Drained:
         return self.reason if self.sick else f"is drained by {self.by}: {self.reason}"
 
 
+def gpu_label(gpu_id: GpuId, gpus: Mapping[GpuId, Gpu]) -> str:
+    """Return the GPU's label, or its id if the GPU is not known now."""
+    return gpus[gpu_id].label if gpu_id in gpus else gpu_id
+
+
+def describe_gpu(gpu_id: GpuId, gpus: Mapping[GpuId, Gpu]) -> str:
+    """Return ``GPU 0``, or only the id if the GPU is not known now."""
+    return f"GPU {gpus[gpu_id].label}" if gpu_id in gpus else gpu_id
+
+
 def drained_among(drained: Mapping[GpuId, Drained], gpu_id: GpuId, parent: GpuId | None) -> Drained | None:
     """Return the drain that applies to a GPU: its own, or that of the GPU of which it is a part."""
     return drained.get(gpu_id) or (drained.get(parent) if parent is not None else None)

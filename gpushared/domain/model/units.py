@@ -164,6 +164,11 @@ def format_cores(milli: int) -> str:
     return f"{(Decimal(milli) / 1000).normalize():f}"
 
 
+def format_wait(seconds: float) -> str:
+    """Write a time that is still to pass, like ``format_duration``: rounded, and at least ``1s``."""
+    return format_duration(max(1, round(seconds)))
+
+
 def format_duration(seconds: float) -> str:
     """Write ``42s``, ``5m``, ``1h30m``, ``2d4h``: at most two units; nothing is shorter than ``0s``."""
     rest = max(0, int(seconds))

@@ -136,7 +136,7 @@ def test_nobody_gets_more_than_their_projects_limit() -> None:
         pool.submit(f"j{at}", WHOLE, owner=BOB)
     assert [bool(pool.where(f"j{at}")) for at in range(4)] == [True, True, False, False]
     kind = pool.state.waiting.where[JobId("j3")][1]
-    assert pool.state.verdicts[kind].reason is WaitReason.PROJECT_LIMIT
+    assert pool.state.decisions[kind].reason is WaitReason.PROJECT_LIMIT
 
 
 def test_jobs_give_way_to_what_a_project_is_guaranteed() -> None:
@@ -291,7 +291,7 @@ def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_lim
     pool.submit(request=WHOLE)
     assert pool.where() == ["b"]
     pool.submit("j2")
-    assert pool.state.verdicts[LeaseId("j2")].text == "project vision holds 1 GPU; its limit is 1 GPU"
+    assert pool.state.decisions[LeaseId("j2")].text == "project vision holds 1 GPU; its limit is 1 GPU"
 
 
 def test_jobs_on_nodes_that_have_not_reported_count_to_a_limit() -> None:
@@ -302,7 +302,7 @@ def test_jobs_on_nodes_that_have_not_reported_count_to_a_limit() -> None:
     pool.hello("b" if node == "a" else "a")
     pool.wait(RULES.settle_seconds)
     pool.submit("j2")
-    assert pool.state.verdicts[LeaseId("j2")].reason is WaitReason.PROJECT_LIMIT
+    assert pool.state.decisions[LeaseId("j2")].reason is WaitReason.PROJECT_LIMIT
     pool.hello(node, pool.report(node, S.ENDED, ending=exited(0)))
     pool.wait()
     pool.is_now(Placing, "j2")
