@@ -42,7 +42,7 @@ from gpushared.domain.jobs.job import (
     Then,
 )
 from gpushared.domain.jobs.job_progress import cancel, end
-from gpushared.domain.jobs.orders import name_of, send, send_end
+from gpushared.domain.jobs.orders import name_of, send, send_ends
 from gpushared.domain.jobs.protocol import CLIENT_END, GiveBack
 from gpushared.domain.model.errors import (
     LimitReached,
@@ -169,11 +169,8 @@ def _displace(job: Job, draft: PoolDraft) -> None:
     draft.state.old = draft.state.old.drop(job.id)
     if isinstance(job.state, Ended):
         draft.forget(job)
-    elif not isinstance(job.state, Queued):
-        key = AttemptKey(job.id, job.state.attempt)
-        for part in job.parts:
-            if not is_over(part):
-                send_end(part.node, key, draft)
+    else:
+        send_ends(job, draft)
 
 
 def _vouch(job: Job, event: JobSubmitted, draft: PoolDraft) -> None:

@@ -83,6 +83,15 @@ def send_end(node: NodeName, key: AttemptKey, draft: PoolDraft) -> None:
     draft.do(Send(node, order))
 
 
+def send_ends(job: Job, draft: PoolDraft, *, spared: NodeName | None = None) -> None:
+    """Order the nodes of the job's present attempt to end it, except on the node that is spared."""
+    if isinstance(job.state, Placing | Running | Cancelling):
+        key = AttemptKey(job.id, job.state.attempt)
+        for part in job.state.parts:
+            if part.node != spared and not is_over(part):
+                send_end(part.node, key, draft)
+
+
 def _ask_how_it_ended(job: Job, part: Part, draft: PoolDraft) -> None:
     """Ask the node of a presumed end for the true end; until it has answered, the job does not go there."""
     member = draft.state.members.get(part.node)

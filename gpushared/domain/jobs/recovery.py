@@ -26,7 +26,6 @@ from gpushared.domain.jobs.coordinator_state import (
     Wake,
     is_gang,
     is_incomplete,
-    is_over,
     shape_of,
 )
 from gpushared.domain.jobs.job import (
@@ -55,7 +54,7 @@ from gpushared.domain.jobs.job_progress import (
     watch_silence,
 )
 from gpushared.domain.jobs.member import Member
-from gpushared.domain.jobs.orders import name_of, order_for, send_end
+from gpushared.domain.jobs.orders import name_of, order_for, send_end, send_ends
 from gpushared.domain.jobs.pending_jobs import JobShape, PendingJobs
 from gpushared.domain.jobs.protocol import Place, Query, Report, StaleEpoch
 from gpushared.domain.model.errors import GpushareError
@@ -335,7 +334,7 @@ def _adopt(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     """Adopt an attempt that is newer than all attempts that we remember."""
     part = Part(node, _request_of(job, report), address=draft.address_of(node))
     state = job.state
-    _end_others(job, node, draft)
+    send_ends(job, draft, spared=node)  # the attempt on this node goes on
     if job.told_by not in {HERE, node}:
         job = replace(job, told_by=node, spec=replace(job.spec, target=node))
     if isinstance(state, Cancelling):
@@ -358,15 +357,6 @@ def _request_of(job: Job, report: Report) -> Request:
     if part is None:
         return request
     return replace(request, gpu_count=min(part.gpu_count, request.gpu_count), models=part.models)
-
-
-def _end_others(job: Job, node: NodeName, draft: PoolDraft) -> None:
-    """Cancel the earlier attempt on the other nodes that reported it, as the attempt on ``node`` goes on."""
-    if isinstance(job.state, Placing | Running | Cancelling):
-        key = AttemptKey(job.id, job.state.attempt)
-        for part in job.state.parts:
-            if part.node != node and not is_over(part):
-                send_end(part.node, key, draft)
 
 
 def _add_part(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:

@@ -7,7 +7,7 @@ admin has checked and undrained it. People drain GPUs too; then leases run on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
 from gpushared.domain.leases.events import GpuDrainAsked, GpusSampled, GpusSurveyed
@@ -21,7 +21,7 @@ from gpushared.domain.model.errors import (
     RequestError,
     StateConflict,
 )
-from gpushared.domain.model.gpu import Drained, Gpu, GpuId, gpu_label
+from gpushared.domain.model.gpu import Drained, GpuId, gpu_label
 from gpushared.domain.model.instances import wants_instances
 from gpushared.domain.model.lease import (
     Active,
@@ -208,16 +208,12 @@ FAILED = Failed(
 
 def end_on_destroyed(event: GpusSurveyed, draft: Draft) -> None:
     """End leases whose instances a survey misses, unless a GPU that cannot be asked may still have them."""
-    if not all(gpu.split or gpu.trouble is None for gpu in _whole(event.gpus)):
+    if any(gpu.parent is None and not gpu.split and gpu.trouble is not None for gpu in event.gpus):
         return
     present = {gpu.id for gpu in event.gpus}
     for lease in list(draft.leases.values()):
         if wants_instances(lease.request) and any(grant.gpu not in present for grant in lease.grants):
             _end(lease, draft)
-
-
-def _whole(gpus: Iterable[Gpu]) -> list[Gpu]:
-    return [gpu for gpu in gpus if gpu.parent is None]
 
 
 def _end(lease: Lease, draft: Draft) -> None:

@@ -147,9 +147,8 @@ def _check_model(model: str, draft: Draft) -> None:
         return
     check_any(draft.gpus)
     near = difflib.get_close_matches(model[:96], models, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?" if near else "models: " + (", ".join(sorted(models)) or "none is seen")
-    )
+    names = ", ".join(sorted(models)) or "none is seen"
+    hint = f"did you mean {near[0]!r}?" if near else f"models: {names}"
     raise NotFound(f"this node has no GPU of model {shown(model)}", hint=hint)
 
 

@@ -120,11 +120,9 @@ def refuse_to_queue(draft: Draft, *, immediate: bool) -> None:
         _check_bounds(lease, draft)
 
 
-def _check_bounds(newest: Lease, draft: Draft) -> None:
-    waiting = [
-        lease for lease in draft.leases.values() if isinstance(lease.state, Queued) and lease != newest
-    ]
-    own = sum(lease.owner_uid == newest.owner_uid for lease in waiting)
+def _check_bounds(new: Lease, draft: Draft) -> None:
+    waiting = [lease for lease in draft.leases.values() if isinstance(lease.state, Queued) and lease != new]
+    own = sum(lease.owner_uid == new.owner_uid for lease in waiting)
     if len(waiting) >= draft.rules.max_queued:
         raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
     if own >= draft.rules.max_queued_per_user:

@@ -66,7 +66,7 @@ def pause_asked(event: PauseAsked, draft: Draft) -> None:
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
         if lease.state.wanted:
-            draft.put(_with_wanted(lease, wanted=False).note(draft.now, f"paused by {event.caller.name}"))
+            _set_wanted(lease, f"paused by {event.caller.name}", draft, wanted=False)
         return
     if not isinstance(lease.state, Active):
         raise StateConflict(
@@ -83,9 +83,7 @@ def resume_asked(event: ResumeAsked, draft: Draft) -> None:
     draft.answer = lease.id
     if isinstance(lease.state, Suspending | Suspended):
         if not lease.state.wanted:
-            draft.put(
-                _with_wanted(lease, wanted=True).note(draft.now, f"to be resumed for {event.caller.name}")
-            )
+            _set_wanted(lease, f"to be resumed for {event.caller.name}", draft, wanted=True)
     elif isinstance(lease.state, Paused):
         raise StateConflict(
             f"lease {lease.id} was paused by docker and keeps its GPU memory",
@@ -98,9 +96,9 @@ def resume_asked(event: ResumeAsked, draft: Draft) -> None:
         )
 
 
-def _with_wanted(lease: Lease, *, wanted: bool) -> Lease:
+def _set_wanted(lease: Lease, why: str, draft: Draft, *, wanted: bool) -> None:
     assert isinstance(lease.state, Suspending | Suspended)
-    return replace(lease, state=replace(lease.state, wanted=wanted))
+    draft.put(replace(lease, state=replace(lease.state, wanted=wanted)).note(draft.now, why))
 
 
 # --- off the GPUs --------------------------------------------------------------------------------------
@@ -121,12 +119,14 @@ def suspended(event: ContainerSuspended, draft: Draft) -> None:
     state = lease.state
     if not isinstance(state, Suspending):
         return
-    left_seconds = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
-    to = Suspended(
-        state.container, draft.now, draft.next_sequence, state.grants, left_seconds, wanted=state.wanted
-    )
+    to = _off_gpus(lease, state, draft, wanted=state.wanted)
     lease = replace(awake(withdraw(lease, draft), draft), expires_at=None)
     draft.move(lease, to, "its GPU memory is on the host and its processes are frozen")
+
+
+def _off_gpus(lease: Lease, state: Suspending | Resuming, draft: Draft, *, wanted: bool) -> Suspended:
+    left_seconds = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
+    return Suspended(state.container, draft.now, draft.next_sequence, state.grants, left_seconds, wanted)
 
 
 def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
@@ -172,10 +172,7 @@ def resume_failed(event: ResumeFailed, draft: Draft) -> None:
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Resuming):
-        left_seconds = None if lease.expires_at is None else max(1.0, lease.expires_at - draft.now)
-        to = Suspended(
-            state.container, draft.now, draft.next_sequence, state.grants, left_seconds, wanted=False
-        )
+        to = _off_gpus(lease, state, draft, wanted=False)
         why = f"could not be brought back: {event.reason}; `gpushare resume {lease.id}` tries again"
         draft.move(replace(lease, expires_at=None), to, why)
 

@@ -28,9 +28,7 @@ class PersistentMap(Mapping[K, V]):
         chunks: dict[int, dict[K, V]] = {}
         for key, value in pairs:
             chunks.setdefault(hash(key) & (CHUNKS - 1), {})[key] = value
-        self._chunks: list[dict[K, V]] = (
-            [chunks.get(at, {}) for at in range(CHUNKS)] if chunks else _empty_chunks()
-        )
+        self._chunks: list[dict[K, V]] = [chunks.get(at, {}) for at in range(CHUNKS)] if chunks else _empty()
         self._size = sum(map(len, chunks.values()))
 
     def __getitem__(self, key: K) -> V:
@@ -77,13 +75,11 @@ class PersistentMap(Mapping[K, V]):
         The cost follows the size of the change if the one mapping was made from the other.
         """
         changed_keys: set[K] = set()
-        for chunk, old_chunk in zip(self._chunks, before._chunks, strict=True):
-            if chunk is not old_chunk:
+        for chunk, old in zip(self._chunks, before._chunks, strict=True):
+            if chunk is not old:
                 absent = object()
-                keys = chunk.keys() | old_chunk.keys()
-                changed_keys |= {
-                    key for key in keys if chunk.get(key, absent) is not old_chunk.get(key, absent)
-                }
+                keys = chunk.keys() | old.keys()
+                changed_keys |= {key for key in keys if chunk.get(key, absent) is not old.get(key, absent)}
         return changed_keys
 
     def _with(self, at: int, chunk: dict[K, V]) -> PersistentMap[K, V]:
@@ -94,5 +90,5 @@ class PersistentMap(Mapping[K, V]):
         return changed_map
 
 
-def _empty_chunks() -> list[dict[K, V]]:
+def _empty() -> list[dict[K, V]]:
     return _EMPTY  # type: ignore[return-value]  # nobody changes it, so that it is empty for all types
