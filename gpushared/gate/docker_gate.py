@@ -131,7 +131,8 @@ class Gate:
                 pass
             case other:
                 assert_never(other)
-        call = Call(exchange, self._handler_context.known_target(target, match.route), match, recorded.record)
+        target = self._handler_context.drop_unread(target, match.route)
+        call = Call(exchange, target, match, recorded.record)
         if exchange.caller.trusted:
             handlers = (
                 self._handlers_for_judged if self.policy.everybody_confined else self._handlers_for_everybody

@@ -76,9 +76,9 @@ class Explainer:
             name = f"{HOST_PREFIX}CgroupParent"
             notes.set(name, None, parent, WHY_SET[name])
         try:
-            image = section(await find_image(handler_context.engine, text(judged, "Image")), "Config")
-            self._note_env(judged, image, account, gpu_request, notes)
-            exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
+            config = section(await find_image(handler_context.engine, text(judged, "Image")), "Config")
+            self._note_env(judged, config, account, gpu_request, notes)
+            exposed = {*section(judged, "ExposedPorts"), *section(config, "ExposedPorts")}
             ports = count_ports(judged["HostConfig"], exposed)
             await CreatesUnderWay(handler_context.engine).check(caller, handler_context.policy, ports=ports)
             await handler_context.user_containers.check_start(caller.uid)
@@ -87,20 +87,17 @@ class Explainer:
         await self._check_objects(judged, account, notes)
 
     def _note_env(
-        self, judged: Body, image: Body, account: Account, gpu_request: GpuRequest | None, notes: Notes
+        self, judged: Body, config: Body, account: Account, gpu_request: GpuRequest | None, notes: Notes
     ) -> None:
         env = {"no GPU without a lease": ["NVIDIA_VISIBLE_DEVICES=void"]} if gpu_request is None else {}
         if self._handler_context.policy.home_and_name and judged["User"] != ROOT_USER:
             host = {**judged["HostConfig"]}
             wishes = wishes_of(host["Mounts"])
-            added = put_home({**judged, "HostConfig": host}, image, account, wishes, wishes)
-            env |= (
-                {"a home and your name": [f"{name}={value}" for name, value in added.items()]}
-                if added
-                else {}
-            )
-            if (asked := judged["HostConfig"].get("Tmpfs")) != (given := host.get("Tmpfs")):
-                notes.set(f"{HOST_PREFIX}Tmpfs", asked, given, "a home in memory")
+            added = put_home({**judged, "HostConfig": host}, config, account, wishes, wishes)
+            if added:
+                env["a home and your name"] = [f"{name}={value}" for name, value in added.items()]
+            if (before := judged["HostConfig"].get("Tmpfs")) != (after := host.get("Tmpfs")):
+                notes.set(f"{HOST_PREFIX}Tmpfs", before, after, "a home in memory")
         if env:
             notes.set("Env", None, [entry for entries in env.values() for entry in entries], ", ".join(env))
 
@@ -119,7 +116,7 @@ class Explainer:
                 notes.refused(f"{HOST_PREFIX}Mounts", volume, error, may_change=True)
         for path_wish in wishes_of(mounts):
             try:
-                async with self._handler_context.pins.held(account, [path_wish]):
+                async with self._handler_context.pins.hold(account, [path_wish]):
                     pass
             except _REFUSALS as error:
                 notes.refused(f"{HOST_PREFIX}Mounts", path_wish.path, error, may_change=True)

@@ -22,8 +22,8 @@ from gpushared.gate.api.routes import own_only, parse_target
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.containers.gpu_request import (
     LeaseClaim,
-    docker_words,
     gpu_request_of,
+    hints_for_docker,
     labels_of,
     take_gpu_request,
     with_count,
@@ -204,7 +204,7 @@ HINTS = [
 def test_who_asks_by_dockers_options_is_told_what_to_ask_for_in_words_that_docker_takes(
     said: str, told: str
 ) -> None:
-    with pytest.raises(NeverFits, match="never fits") as refused, docker_words():
+    with pytest.raises(NeverFits, match="never fits") as refused, hints_for_docker():
         raise NeverFits("3 never fits on this node", hint=said)
     assert refused.value.hint == told
 

@@ -90,11 +90,11 @@ def look(raw: bytes, field: str, preset: PolicyPreset) -> tuple[str, str]:
     judge_create(body, context(PRESETS[preset]), notes)
     name = field if field in CREATE_TABLE else f"HostConfig.{field}"
     found = {one.field: one for one in notes.findings}
-    refused = [one for one in notes.findings if one.verdict is FieldDecision.REFUSED]
+    refused = [one for one in notes.findings if one.decision is FieldDecision.REFUSED]
     if refused:
         assert name in {one.field for one in refused}
         return NO, " ".join(f"{one.why} {one.hint}" for one in refused)
-    return WORDS[found[name].verdict], found[name].why
+    return WORDS[found[name].decision], found[name].why
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.option)
@@ -382,7 +382,7 @@ def test_what_is_left_out_is_told() -> None:
     notes = Notes()
     judge_create({"HostConfig": {"Umask": 18}}, context(version=(1, 41)), notes)
     (finding,) = [one for one in notes.findings if one.field == "HostConfig.Umask"]
-    assert finding.verdict is FieldDecision.DROPPED
+    assert finding.decision is FieldDecision.DROPPED
     assert "1.41" in finding.why
 
 
@@ -492,7 +492,7 @@ def test_an_explanation_refuses_exactly_what_is_refused(
 ) -> None:
     asked, notes = {**top, "HostConfig": of_host}, Notes()
     judge_create(copy.deepcopy(asked), context(policy), notes)
-    whys = [one.why for one in notes.findings if one.verdict is FieldDecision.REFUSED]
+    whys = [one.why for one in notes.findings if one.decision is FieldDecision.REFUSED]
     assert (refusal(asked, policy) in whys) is bool(whys)
 
 

@@ -83,12 +83,12 @@ def check_create(body: Body, dropped: list[str] | None = None) -> Body:
     return fit(body, CREATE_TABLE, dropped=dropped)
 
 
-def check_keys(body: Body, known: Iterable[str], where: str) -> None:
-    """Raise ``RequestError`` for keys that differ from ones of ``known`` in spelling only.
+def check_keys(body: Body, names: Iterable[str], where: str) -> None:
+    """Raise ``RequestError`` for keys that differ from one of ``names`` in spelling only.
 
-    The engine would take such a key for the known one.
+    The engine would take such a key for the name.
     """
-    folded = {name.casefold(): name for name in known}
+    folded = {name.casefold(): name for name in names}
     for key in body:
         meant = folded.get(key.casefold(), key)
         if meant != key:
@@ -148,13 +148,13 @@ def _too_deep() -> RequestError:
     return RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
-def _check_depth(value: Json, left: int) -> None:
-    if left == 0:
+def _check_depth(value: Json, levels: int) -> None:
+    if levels == 0:
         raise _too_deep()
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for child in children:
         if isinstance(child, dict | list):
-            _check_depth(child, left - 1)
+            _check_depth(child, levels - 1)
 
 
 def count_ports(host: Body, exposed: Iterable[str]) -> int:
@@ -178,10 +178,10 @@ def check_ports(name: str, ports: int, labels: Mapping[str, str], most: int) -> 
     The image may have been replaced after the create. A container from before ports were counted may have as
     many as a user may have.
     """
-    given = recorded_ports(labels) if LABEL_PORTS in labels else most
-    if most and ports > given:
+    allowed_ports = recorded_ports(labels) if LABEL_PORTS in labels else most
+    if most and ports > allowed_ports:
         raise PermissionRefused(
-            f"the container {name} would publish {ports} ports, and was created for {given}",
+            f"the container {name} would publish {ports} ports, and was created for {allowed_ports}",
             hint="create it again",
         )
 
@@ -198,38 +198,40 @@ def named_capabilities(env: Sequence[str]) -> str | None:
 
     A bare name, which unsets the image's value, is an empty value.
     """
-    found = [value for name, _, value in (entry.partition("=") for entry in env) if name == CAPABILITIES]
-    return found[-1] if found else None
+    values = [value for name, _, value in (entry.partition("=") for entry in env) if name == CAPABILITIES]
+    return values[-1] if values else None
 
 
-def check_driver_capabilities(env: Sequence[str], given: Sequence[str] = DRIVER_CAPABILITIES) -> None:
+def check_driver_capabilities(env: Sequence[str], allowed: Sequence[str] = DRIVER_CAPABILITIES) -> None:
     """Raise if the user's variables name a capability that is unknown, or that the site does not give.
 
     NVIDIA's container toolkit reads ``NVIDIA_DRIVER_CAPABILITIES``, and fails a start over an unknown name.
     Raises ``RequestError`` or ``PermissionRefused``.
     """
-    for word in _words(named_capabilities(env) or ""):
-        if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
-            raise RequestError(f"NVIDIA's driver has no capability {shown(word)}", hint=_hint(given))
-        if word not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *given}:
+    for capability in _capabilities(named_capabilities(env) or ""):
+        if capability not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}:
+            raise RequestError(f"NVIDIA's driver has no capability {shown(capability)}", hint=_hint(allowed))
+        if capability not in {ALL_CAPABILITIES, *COMMON_DRIVER_CAPABILITIES, *allowed}:
             raise PermissionRefused(
-                f"the capability {word} of NVIDIA's driver is not given here", hint=_hint(given)
+                f"the capability {capability} of NVIDIA's driver is not given here",
+                hint=_hint(allowed),
             )
 
 
-def driver_capabilities(named: str, given: Sequence[str] = DRIVER_CAPABILITIES) -> str:
+def driver_capabilities(named: str, allowed: Sequence[str] = DRIVER_CAPABILITIES) -> str:
     """Return the variable's value for a container: the named capabilities that the site gives."""
-    words = _words(named)
-    if ALL_CAPABILITIES in words and set(given) >= set(DRIVER_CAPABILITIES):
+    capabilities = _capabilities(named)
+    if ALL_CAPABILITIES in capabilities and set(allowed) >= set(DRIVER_CAPABILITIES):
         return ALL_CAPABILITIES
-    have = [*COMMON_DRIVER_CAPABILITIES, *given]
-    kept = have if ALL_CAPABILITIES in words else [word for word in words if word in have]
-    return ",".join(kept or COMMON_DRIVER_CAPABILITIES)
+    available = [*COMMON_DRIVER_CAPABILITIES, *allowed]
+    granted = available if ALL_CAPABILITIES in capabilities else [c for c in capabilities if c in available]
+    return ",".join(granted or COMMON_DRIVER_CAPABILITIES)
 
 
-def _hint(given: Sequence[str]) -> str:
-    return f"name {ALL_CAPABILITIES}, or some of {', '.join([*COMMON_DRIVER_CAPABILITIES, *given])}, in {CAPABILITIES}"
+def _hint(allowed: Sequence[str]) -> str:
+    names = ", ".join([*COMMON_DRIVER_CAPABILITIES, *allowed])
+    return f"name {ALL_CAPABILITIES}, or some of {names}, in {CAPABILITIES}"
 
 
-def _words(value: str) -> list[str]:
-    return list(dict.fromkeys(word for part in value.split(",") if (word := part.strip())))
+def _capabilities(value: str) -> list[str]:
+    return list(dict.fromkeys(name for part in value.split(",") if (name := part.strip())))

@@ -93,26 +93,25 @@ def _route(
     hijack: bool = False,
     registry: bool = False,
 ) -> Route:
-    words, names = tuple(methods.split()), frozenset(query.split())
-    return Route(words, path, action, names, frozenset(closed.split()), payload, hijack, registry)
+    open_names, closed_names = frozenset(query.split()), frozenset(closed.split())
+    return Route(tuple(methods.split()), path, action, open_names, closed_names, payload, hijack, registry)
 
 
 def _trusted(
     methods: str,
     path: str,
-    why: tuple[str, str],
+    refusal: tuple[str, str],
     payload: Payload = Payload.NONE,
     *,
     hijack: bool = False,
     action: RouteAction = RouteAction.TRUSTED,
 ) -> Route:
-    words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, action, payload=payload, hijack=hijack, why=reason, hint=hint)
+    why, hint = refusal
+    return Route(tuple(methods.split()), path, action, payload=payload, hijack=hijack, why=why, hint=hint)
 
 
-def _refused(methods: str, path: str, why: tuple[str, str]) -> Route:
-    words, (reason, hint) = tuple(methods.split()), why
-    return Route(words, path, RouteAction.REFUSE, why=reason, hint=hint)
+def _refused(methods: str, path: str, refusal: tuple[str, str]) -> Route:
+    return Route(tuple(methods.split()), path, RouteAction.REFUSE, why=refusal[0], hint=refusal[1])
 
 
 ROUTES: tuple[Route, ...] = (

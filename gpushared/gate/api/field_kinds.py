@@ -99,7 +99,7 @@ def fit(
     another one, and for a value of another kind.
     """
     fitted: dict[str, Json] = {}
-    folded = {} if body.keys() <= fields.keys() else {known.casefold(): known for known in fields}
+    folded = {} if body.keys() <= fields.keys() else {name.casefold(): name for name in fields}
     for name, value in body.items():
         field = fields.get(name)
         if field is None:
@@ -157,35 +157,34 @@ def _fit_value(
 ) -> Json:
     if value is None:
         return None
-    fits, what = _CHECKS[field.kind]
+    fits, description = _CHECKS[field.kind]
     if not fits(value):
-        raise RequestError(f"{where} is not {what}")
+        raise RequestError(f"{where} is not {description}")
     if field.kind is FieldKind.NAMES:
         return {name: {} for name in value}
 
-    def inner(record: Json, place: str) -> Json:
+    def inner(record: Json) -> Json:
         if record is None or field.table is None:
             return record
-        return fit(record, field.table, version, where=f"{place}.", left_out=left_out, dropped=dropped)
+        return fit(record, field.table, version, where=f"{where}.", left_out=left_out, dropped=dropped)
 
     match field.kind:
         case FieldKind.RECORD:
-            return inner(value, where)
+            return inner(value)
         case FieldKind.RECORDS:
-            return [inner(each, where) for each in value]
+            return [inner(record) for record in value]
         case FieldKind.RECORD_BY_NAME:
-            return {name: inner(each, where) for name, each in value.items()}
+            return {name: inner(record) for name, record in value.items()}
         case FieldKind.RECORDS_BY_NAME:
             return {
-                name: each if each is None else [inner(one, where) for one in each]
-                for name, each in value.items()
+                name: records and [inner(record) for record in records] for name, records in value.items()
             }
     return value
 
 
 def _field(line: str, tables: Mapping[str, Table]) -> tuple[str, Field]:
-    words, _, rule = line.partition(" = ")
-    name, kind, *rest = words.split()
+    columns, _, rule = line.partition(" = ")
+    name, kind, *rest = columns.split()
     inner = tables[rest.pop(0)] if rest and rest[0] in tables else None
     since = version_of(rest.pop(0)) if rest and rest[0][0].isdigit() else OLDEST
     until = version_of(rest.pop(0)[1:]) if rest and rest[0][1].isdigit() else None
@@ -243,4 +242,4 @@ def _checks() -> Iterator[tuple[FieldKind, Callable[[Json], bool], str]]:
     yield FieldKind.RECORDS_BY_NAME, _each(_or_null(_all(_is_object))), "an object of lists of objects"
 
 
-_CHECKS = {kind: (fits, what) for kind, fits, what in _checks()}
+_CHECKS = {kind: (fits, description) for kind, fits, description in _checks()}

@@ -133,8 +133,8 @@ class Route:
         ``{name}`` in ``path`` is one segment; ``{name...}`` may hold slashes, as images' names do.
         """
         escaped = re.escape(self.path)
-        for word, group in _GROUPS.items():
-            escaped = escaped.replace(re.escape(word), group)
+        for placeholder, group in _GROUPS.items():
+            escaped = escaped.replace(re.escape(placeholder), group)
         return re.compile(escaped)
 
 
@@ -158,8 +158,8 @@ class RouteTable:
         """Return the route of a request, None if no route matches."""
         first = path.split("/", 2)[1]
         for pattern, route in self._by_first.get(first, ()):
-            if method in route.methods and (found := pattern.fullmatch(path)):
-                return Match(route, found.groupdict().get("name") or "")
+            if method in route.methods and (path_match := pattern.fullmatch(path)):
+                return Match(route, path_match.groupdict().get("name") or "")
         return None
 
 
@@ -184,8 +184,8 @@ class Target:
 
     def with_query(self, **changes: str) -> Target:
         """Return the target with these parameters set, in place of any of the client's."""
-        kept = tuple((key, value) for key, value in self.query if key not in changes)
-        return replace(self, query=(*kept, *changes.items()))
+        unchanged = tuple((key, value) for key, value in self.query if key not in changes)
+        return replace(self, query=(*unchanged, *changes.items()))
 
     def without(self, name: str) -> Target:
         """Return the target without a query parameter."""
@@ -257,9 +257,9 @@ def drop_unknown(route: Route, target: Target) -> tuple[Target, list[str]]:
     """
     if route.action in {RouteAction.TRUSTED, RouteAction.BUILD}:
         return target, []
-    known = route.query | route.closed
-    dropped = sorted({name for name, _ in target.query} - known)
-    return replace(target, query=tuple(each for each in target.query if each[0] in known)), dropped
+    parameters = route.query | route.closed
+    dropped = sorted({name for name, _ in target.query} - parameters)
+    return replace(target, query=tuple(each for each in target.query if each[0] in parameters)), dropped
 
 
 def check_parameters(route: Route, target: Target) -> None:

@@ -29,7 +29,7 @@ from gpushared.gate.containers.gpu_request import (
     REQUEST_LABELS,
     GpuRequest,
     LeaseClaim,
-    docker_words,
+    hints_for_docker,
     labels_of,
     with_count,
 )
@@ -132,7 +132,7 @@ class Creator:
 
     async def _create_with_request(self, order: CreateOrder, gpu_request: RequestSpec) -> EngineAnswer:
         facts = self._lease_service.engine_facts()
-        _check_restarts(order.body, wanted=gpu_request.restart_on_fault not in {"", "0"})
+        _check_restarts(order.body, restarts_on_fault=gpu_request.restart_on_fault not in {"", "0"})
         gpu_request = with_count(gpu_request, await self._lease_service.gpu_count())
         if binds_late(facts):
             device_name = f"c-{secrets.token_hex(6)}"
@@ -144,7 +144,7 @@ class Creator:
         if missing is not None:
             return missing
         name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
-        with docker_words():
+        with hints_for_docker():
             claim = await self._lease_service.acquire(gpu_request, order.caller, name, image)
         return await self._finish(
             self._create_leased(order, claim, self._lease_service.release, labels_of(gpu_request))
@@ -175,7 +175,7 @@ class Creator:
         labels: dict[str, str] | None = None,
     ) -> EngineAnswer:
         try:
-            _check_restarts(order.body, wanted=claim.restart_on_fault > 0)
+            _check_restarts(order.body, restarts_on_fault=claim.restart_on_fault > 0)
             inject(order.body, claim.device_name, claim.edits, self._lease_service.engine_facts())
             env = default_env(strings(order.body, "Env"), claim.env_defaults)
             order.body["Env"] = merge_env(env, claim.env)
@@ -199,8 +199,8 @@ class Creator:
     async def _report(self, order: CreateOrder, claim: Claim, container: ContainerId) -> None:
         """Report the container to the node; a container that the node cannot record must not stay."""
         try:
-            found = await inspect(self._engine, "containers", container, suffix="/json")
-            name = str((found or {}).get("Name", "")).lstrip("/")
+            description = await inspect(self._engine, "containers", container, suffix="/json")
+            name = str((description or {}).get("Name", "")).lstrip("/")
             image = str(order.body.get("Image") or "")
             await self._lease_service.created(claim.lease, container, name, image, stays=_stays(order.body))
         except GpushareError:
@@ -230,8 +230,8 @@ class Creator:
         """
         names = volumes_of(_mounts_of(order)) if order.confined else []
         async with self._volume_locks.of_all(names):
-            found = [await find_volume(self._engine, name, order.caller) for name in names]
-            yield await self._new_volumes.used(filter(None, found))
+            volumes = [await find_volume(self._engine, name, order.caller) for name in names]
+            yield await self._new_volumes.used(filter(None, volumes))
 
     async def _give_volumes(self, order: CreateOrder, used: frozenset[str]) -> None:
         """Give new volumes to the caller. For root inside the container, the image decides on the owners."""
@@ -262,15 +262,15 @@ def _stays(body: Body) -> bool:
     return not attached and not section(body, "HostConfig").get("AutoRemove")
 
 
-def _check_restarts(body: Body, *, wanted: bool) -> None:
+def _check_restarts(body: Body, *, restarts_on_fault: bool) -> None:
     """Raise RequestError if the engine would remove the container, or start it again, by itself."""
     host = section(body, "HostConfig")
-    if wanted and host.get("AutoRemove"):
+    if restarts_on_fault and host.get("AutoRemove"):
         raise RequestError(
             "a container that is removed at its end cannot be started again after a fault",
             hint="leave out --rm or the restarts on a fault",
         )
-    if wanted and section(host, "RestartPolicy").get("Name") not in {None, "", "no"}:
+    if restarts_on_fault and section(host, "RestartPolicy").get("Name") not in {None, "", "no"}:
         raise RequestError(
             "Docker's restart policy and restarts on a fault exclude each other",
             hint="the policy starts the container again after faults too: leave out one of them",
@@ -293,35 +293,35 @@ class NewVolumes:
 
         The engine leaves these volumes as they are.
         """
-        places = _places(volumes)
-        answer = await self._help("empty-volumes", places) if places else {}
-        return frozenset(each["name"] for each in places) - {*answer.get("empty", ())}
+        directories = _own_directories(volumes)
+        answer = await self._help("empty-volumes", directories) if directories else {}
+        return frozenset(each["name"] for each in directories) - {*answer.get("empty", ())}
 
     async def give(self, container: str, caller: Caller, used: frozenset[str]) -> None:
         """Give the container's unused volumes to the caller.
 
         Raises ``NotFound`` for another user's volume.
         """
-        found = await inspect(self._engine, "containers", container, suffix="/json") or {}
-        names = [str(each["Name"]) for each in objects(found, "Mounts") if each.get("Type") == "volume"]
+        description = await inspect(self._engine, "containers", container, suffix="/json") or {}
+        names = [str(each["Name"]) for each in objects(description, "Mounts") if each.get("Type") == "volume"]
         volumes = [await find_owned(self._engine, "volumes", name, caller) for name in names]
-        if places := _places(each for each in volumes if each["Name"] not in used):
-            await self._help("give-volumes", places, uid=caller.uid, gid=caller.gid)
+        if directories := _own_directories(each for each in volumes if each["Name"] not in used):
+            await self._help("give-volumes", directories, uid=caller.uid, gid=caller.gid)
 
-    async def _help(self, deed: str, places: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
+    async def _help(self, deed: str, directories: Sequence[Mapping[str, str]], **more: int) -> dict[str, Any]:
         """Return the helper's answer, empty if the helper can do nothing: then the volumes stay root's."""
         try:
             if self._lease_service.engine_facts().maps_users:
                 return {}
             engine = await self._engine.peer_pid()
-            order = {"deed": deed, "volumes": places, "engine": engine, **more}
+            order = {"deed": deed, "volumes": directories, "engine": engine, **more}
             return await run_helper(order, seconds=GIVING_SECONDS)
         except (EngineUnavailable, TimedOut, Unavailable) as error:
             log.warning("new volumes stay root's: %s", error)
             return {}
 
 
-def _places(volumes: Iterable[Body]) -> list[Mapping[str, str]]:
+def _own_directories(volumes: Iterable[Body]) -> list[Mapping[str, str]]:
     """Return the volumes that are the engine's own directories: options can lead a volume anywhere."""
     return [
         {"name": str(each["Name"]), "path": str(each["Mountpoint"])}

@@ -30,8 +30,8 @@ def shown_info(info: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dic
         "ContainersPaused": paused,
         "ContainersStopped": len(own) - running - paused,
     }
-    kept = {name: _without_users(value) for name, value in info.items() if name not in HIDDEN_INFO}
-    return {**kept, **counts, "Swarm": NO_SWARM}
+    visible = {name: _without_users(value) for name, value in info.items() if name not in HIDDEN_INFO}
+    return {**visible, **counts, "Swarm": NO_SWARM}
 
 
 def with_nvidia_runtime(info: Mapping[str, Any], *, leases: bool) -> dict[str, Any]:
@@ -46,9 +46,9 @@ def with_nvidia_runtime(info: Mapping[str, Any], *, leases: bool) -> dict[str, A
 
 def shown_network(network: Mapping[str, Any], own_ids: Collection[str]) -> dict[str, Any]:
     """Return one of the engine's networks, with only these containers on it."""
-    kept = {name: value for name, value in network.items() if name not in HIDDEN_OF_SHARED}
-    there = network.get("Containers") or {}
-    return {**kept, "Containers": {each: there[each] for each in there if each in own_ids}}
+    visible = {name: value for name, value in network.items() if name not in HIDDEN_OF_SHARED}
+    containers = (network.get("Containers") or {}).items()
+    return {**visible, "Containers": {key: value for key, value in containers if key in own_ids}}
 
 
 def shown_images(images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def take_gpu_request(body: Body) -> GpuRequest | None:
     sizes = _take_requests(host, body) + _take_devices(host)
     gpu_request = _decide(lease, labelled, sizes)
     _take_runtime(host, gpu_request)
-    _check_words(body, host)
+    _check_annotations_and_mounts(body, host)
     if gpu_request is None:
         _check_env(body)
     return replace(gpu_request, **host_needs(host)) if isinstance(gpu_request, RequestSpec) else gpu_request
@@ -132,7 +132,7 @@ def with_count(gpu_request: RequestSpec, gpu_count: int) -> RequestSpec:
 
 
 @contextmanager
-def docker_words() -> Iterator[None]:
+def hints_for_docker() -> Iterator[None]:
     """Let the refusals of a GPU request name labels, which Docker clients can write.
 
     Without this they name options of ``gpushare run``.
@@ -140,13 +140,13 @@ def docker_words() -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        hint = OPTION.sub(_as_docker_word, error.hint)
+        hint = OPTION.sub(_as_docker_option, error.hint)
         if "--gpus" in hint:
             hint += "; --label gpushare.gpu=0.25 asks for a part of one"
         raise type(error)(error.message, hint=hint) from error
 
 
-def _as_docker_word(option: re.Match[str]) -> str:
+def _as_docker_option(option: re.Match[str]) -> str:
     if option["name"] == "gpu" and option["value"].isdecimal():
         return f"--gpus {option['value']}"
     return f"--label {LABEL_PREFIX}{option['name']}={option['value']}"
@@ -159,8 +159,8 @@ def _take_labels(labels: Body) -> RequestSpec:
         if label in {LABEL_DEVICE, LABEL_OWNER, LABEL_JOB, LABEL_ATTEMPT, LABEL_GATE}:
             continue  # only the gate sets these labels
         if label not in REQUEST_LABELS:
-            known = ", ".join([LABEL_LEASE, *REQUEST_LABELS])
-            raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {known}")
+            own_labels = ", ".join([LABEL_LEASE, *REQUEST_LABELS])
+            raise RequestError(f"{label} is not a label of gpushare's", hint=f"there are {own_labels}")
         if not isinstance(value, str):
             raise RequestError(f"the label {label} is not a string", hint="write the value in quotes")
         options[REQUEST_LABELS[label]] = value.strip()
@@ -187,18 +187,18 @@ def _take_requests(host: Body, body: Body) -> list[str]:
     The driver's capabilities that the requests name become a variable, as in the engine itself.
     """
     sizes: list[str] = []
-    kept: list[Body] = []
+    other_requests: list[Body] = []
     for request in objects(host, "DeviceRequests"):
         check_keys(request, DEVICE_REQUEST_TABLE, "DeviceRequests.")
-        found = _sizes_of(request)
-        if found is None:
-            kept.append(request)
+        request_sizes = _sizes_of(request)
+        if request_sizes is None:
+            other_requests.append(request)
         else:
-            sizes += found
+            sizes += request_sizes
             if named := _driver_capabilities(request):
                 body["Env"] = merge_env(strings(body, "Env"), {CAPABILITIES: ",".join(named)})
     if host.get("DeviceRequests") is not None:
-        host["DeviceRequests"] = kept
+        host["DeviceRequests"] = other_requests
     return sizes
 
 
@@ -232,15 +232,15 @@ def _fits_nvidia(request: Body) -> bool:
     if not isinstance(options, list) or not all(isinstance(option, list) for option in options):
         raise RequestError("Capabilities is not a list of lists")
     return any(
-        {word for word in option if isinstance(word, str)} <= NVIDIA_CAPABILITIES for option in options
+        {name for name in option if isinstance(name, str)} <= NVIDIA_CAPABILITIES for option in options
     )
 
 
 def _driver_capabilities(request: Body) -> list[str]:
     """Return the capabilities in the first of the request's lists that NVIDIA's driver fits."""
     options: list[list[str]] = request.get("Capabilities") or []
-    words = next((option for option in options if set(option) <= NVIDIA_CAPABILITIES), [])
-    return [word for word in words if word in {*COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}]
+    names = next((option for option in options if set(option) <= NVIDIA_CAPABILITIES), [])
+    return [name for name in names if name in {*COMMON_DRIVER_CAPABILITIES, *DRIVER_CAPABILITIES}]
 
 
 def _size_of_cdi(name: str) -> str | None:
@@ -277,7 +277,7 @@ def _particular(names: str) -> RequestError:
 def _take_devices(host: Body) -> list[str]:
     """Return the sizes of CDI names given as plain devices; NVIDIA's device nodes are refused."""
     sizes: list[str] = []
-    kept: list[Body] = []
+    other_devices: list[Body] = []
     for device in objects(host, "Devices"):
         check_keys(device, DEVICE_TABLE, "Devices.")
         path = device.get("PathOnHost")
@@ -287,9 +287,9 @@ def _take_devices(host: Body) -> list[str]:
             raise RequestError(f"{path} would be a GPU without a lease", hint=SIZE_HINT)
         size = _size_of_cdi(path)
         sizes += [size] if size is not None else []
-        kept += [device] if size is None else []
+        other_devices += [device] if size is None else []
     if host.get("Devices") is not None:
-        host["Devices"] = kept
+        host["Devices"] = other_devices
     return sizes
 
 
@@ -302,7 +302,7 @@ def _take_runtime(host: Body, gpu_request: GpuRequest | None) -> None:
     host["Runtime"] = ""
 
 
-def _check_words(body: Body, host: Body) -> None:
+def _check_annotations_and_mounts(body: Body, host: Body) -> None:
     """Raise ``RequestError`` if annotations or mounts would name GPUs to NVIDIA's runtime.
 
     This holds for containers with a lease and without.

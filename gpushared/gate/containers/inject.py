@@ -91,10 +91,10 @@ def strip_env(env: list[str]) -> list[str]:
     return [entry for entry in env if not is_own(_name(entry))]
 
 
-def merge_env(env: list[str], ours: Mapping[str, str]) -> list[str]:
+def merge_env(env: list[str], additions: Mapping[str, str]) -> list[str]:
     """Add our variables in place of the user's with the same names: programs read different duplicates."""
-    kept = [entry for entry in env if _name(entry) not in ours]
-    return [*kept, *(f"{name}={value}" for name, value in ours.items())]
+    unchanged = [entry for entry in env if _name(entry) not in additions]
+    return [*unchanged, *(f"{name}={value}" for name, value in additions.items())]
 
 
 def default_env(env: list[str], defaults: Mapping[str, str]) -> list[str]:
@@ -171,8 +171,8 @@ def _put_below_lease(host: Body, cgroup_parent: str) -> None:
     """
     if not cgroup_parent:
         return
-    asked = str(host.get("CgroupParent") or "")
-    if asked not in {"", cgroup_parent} and not is_cgroup_within(cgroup_parent, asked):
+    requested_parent = str(host.get("CgroupParent") or "")
+    if requested_parent not in {"", cgroup_parent} and not is_cgroup_within(cgroup_parent, requested_parent):
         raise RequestError(
             "the container has to be in its lease's cgroup, so that the driver limits its GPU memory",
             hint="leave `--cgroup-parent` out, or ask for whole GPUs",

@@ -110,7 +110,7 @@ class LeasePort(Protocol):
         """Record that the restart is over, with or without success; the next inspect decides on the lease."""
         ...
 
-    def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
+    def ending(self, container: ContainerId, requested_end: AskedEnd) -> AbstractAsyncContextManager[None]:
         """Leave the container's shared parts in order while the block may end the container.
 
         Raises nothing of its own, so that it never prevents an end.

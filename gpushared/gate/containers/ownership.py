@@ -144,8 +144,8 @@ async def _own_by_id(engine: EngineSocket, beginning: str, caller: Caller) -> st
     """Return the full id of the caller's only container whose id begins so, whatever other users' ids are."""
     if not BEGINNING_OF_ID.fullmatch(beginning):
         return None
-    found = await own_containers(engine, caller)
-    fitting = [str(each["Id"]) for each in found if str(each["Id"]).startswith(beginning)]
+    ids = [str(container["Id"]) for container in await own_containers(engine, caller)]
+    fitting = [identity for identity in ids if identity.startswith(beginning)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -156,79 +156,78 @@ async def own_containers(engine: EngineSocket, caller: Caller) -> list[dict[str,
 
 
 async def _find_container(engine: EngineSocket, name: str, caller: Caller) -> Container:
-    found = await inspect(engine, "containers", name, suffix="/json")
-    if found is None:
+    description = await inspect(engine, "containers", name, suffix="/json")
+    if description is None:
         raise NotFound(f"No such container: {name}")
-    labels = section(section(found, "Config"), "Labels")
-    if not owns(caller, labels) or not (caller.trusted or _is_confined(found, caller)):
+    labels = section(section(description, "Config"), "Labels")
+    if not owns(caller, labels) or not (caller.trusted or _is_confined(description, caller)):
         raise NotYours(f"No such container: {name}")
-    config, host, state = (section(found, name) for name in ("Config", "HostConfig", "State"))
-    mounts = objects(found, "Mounts")
+    config, host, state = (section(description, name) for name in ("Config", "HostConfig", "State"))
+    mounts = objects(description, "Mounts")
     return Container(
-        ContainerId(found["Id"]),
-        str(found.get("Name", "")).lstrip("/"),
+        ContainerId(description["Id"]),
+        str(description.get("Name", "")).lstrip("/"),
         labels,
         str(config.get("User") or ""),
-        networks_of(found),
+        networks_of(description),
         terminal=bool(config.get("Tty")),
         is_stopped=state.get("Status") in STOPPED,
         is_new=state.get("Status") == NEVER_STARTED,
         pid=int(state.get("Pid") or 0),
-        groups=_groups(found),
+        groups=_groups(host),
         has_volumes=any(mount.get("Type") == "volume" for mount in mounts),
         mounts=tuple(str(mount.get("Destination") or "") for mount in mounts),
         tmpfs=tuple(section(host, "Tmpfs")),
-        layers=_layers(found),
-        volumes=_volumes(found),
+        layers=_layers(description),
+        volumes=_volumes(host),
         ports=count_ports(host, section(config, "ExposedPorts")),
         auto_remove=bool(host.get("AutoRemove")),
         cgroup_parent=str(host.get("CgroupParent") or ""),
-        cpus=_cpus(found),
+        cpus=_cpus(host),
     )
 
 
-def _groups(found: Body) -> tuple[int, ...]:
+def _groups(host: Body) -> tuple[int, ...]:
     """Return the numeric groups. Trusted callers may give names, which only the image can resolve."""
-    return tuple(int(each) for each in strings(section(found, "HostConfig"), "GroupAdd") if each.isdecimal())
+    return tuple(int(group) for group in strings(host, "GroupAdd") if group.isdecimal())
 
 
-def _layers(found: Body) -> Layers | None:
+def _layers(description: Body) -> Layers | None:
     """Return the layers; None also if the engine gives the files a label of SELinux by mounting them."""
-    driver = section(found, "GraphDriver")
+    driver = section(description, "GraphDriver")
     data = section(driver, "Data")
     lower, upper = str(data.get("LowerDir") or ""), str(data.get("UpperDir") or "")
-    if driver.get("Name") != "overlay2" or found.get("MountLabel") or not (lower and upper):
+    if driver.get("Name") != "overlay2" or description.get("MountLabel") or not (lower and upper):
         return None
     return Layers(tuple(lower.split(":")), upper)
 
 
-def _cpus(found: Body) -> float:
-    host = section(found, "HostConfig")
+def _cpus(host: Body) -> float:
     nano, quota = host.get("NanoCpus") or 0, host.get("CpuQuota") or 0
     return nano / 1e9 if nano > 0 else max(0, quota) / (host.get("CpuPeriod") or CPU_PERIOD_US)
 
 
-def _is_confined(found: Body, caller: Caller) -> bool:
+def _is_confined(description: Body, caller: Caller) -> bool:
     """Return True if the container runs as a confined caller's containers do.
 
     Labels alone do not prove that: a trusted user's container has the labels of its image, and one of the
     caller's own may be from a time when the caller was trusted. A caller who may use the container would have
     all its rights.
     """
-    host = section(found, "HostConfig")
-    is_caller = str(section(found, "Config").get("User")).startswith(f"{caller.uid}:")
+    host = section(description, "HostConfig")
+    is_caller = str(section(description, "Config").get("User")).startswith(f"{caller.uid}:")
     is_caller = is_caller or host.get("ContainerIDFile") == root_mark(caller.uid)
     return is_caller and "ALL" in strings(host, "CapDrop") and not host.get("Privileged")
 
 
-def networks_of(found: Body) -> frozenset[str]:
+def networks_of(container: Body) -> frozenset[str]:
     """Return the names by which a container, by inspect or from a listing, looks for its networks."""
-    mode = str(section(found, "HostConfig").get("NetworkMode") or "")
-    return frozenset({mode, *section(section(found, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
+    mode = str(section(container, "HostConfig").get("NetworkMode") or "")
+    return frozenset({mode, *section(section(container, "NetworkSettings"), "Networks")}) - OWN_NETWORKS
 
 
-def _volumes(found: Body) -> frozenset[str]:
-    mounts = objects(section(found, "HostConfig"), "Mounts")
+def _volumes(host: Body) -> frozenset[str]:
+    mounts = objects(host, "Mounts")
     return frozenset(
         str(each["Source"]) for each in mounts if each["Type"] == "volume" and each.get("Source")
     )
@@ -240,10 +239,10 @@ async def find_network(engine: EngineSocket, name: str, caller: Caller) -> dict[
     The beginning of an id may be another network's tomorrow, so it is refused. Raises ``NotFound`` or
     ``RequestError``.
     """
-    found = await find_owned(engine, "networks", name, caller)
-    if not caller.trusted and name not in {found["Name"], found["Id"]}:
-        raise RequestError(f"{name} is only the beginning of an id", hint=f"write {found['Name']}")
-    return found
+    network = await find_owned(engine, "networks", name, caller)
+    if not caller.trusted and name not in {network["Name"], network["Id"]}:
+        raise RequestError(f"{name} is only the beginning of an id", hint=f"write {network['Name']}")
+    return network
 
 
 async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller: Caller) -> None:
@@ -251,17 +250,17 @@ async def check_unused(engine: EngineSocket, network: Mapping[str, Any], caller:
 
     The container would look for the name at its next start, when another user's network could have the name.
     """
-    for found in await own_containers(engine, caller):
-        if networks_of(found) & {network["Name"], network["Id"]}:
-            name = name_in_listing(found)
+    for container in await own_containers(engine, caller):
+        if networks_of(container) & {network["Name"], network["Id"]}:
+            name = name_in_listing(container)
             raise StateConflict(
                 f"the network {network['Name']} is the container {name}'s", hint=f"docker rm {name} first"
             )
 
 
-def name_in_listing(found: Mapping[str, Any]) -> str:
+def name_in_listing(container: Mapping[str, Any]) -> str:
     """Return a listed container's name, or its id if the engine gives no name."""
-    return str((found.get("Names") or [found["Id"]])[0]).lstrip("/")
+    return str((container.get("Names") or [container["Id"]])[0]).lstrip("/")
 
 
 async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
@@ -270,16 +269,16 @@ async def find_exec(engine: EngineSocket, name: str, caller: Caller) -> str:
     Only root may start an exec instance that root made there, with the rights that it was made with.
     """
     missing = f"No such exec instance: {name}"
-    found = await inspect(engine, "exec", name, suffix="/json")
-    if found is None:
+    instance = await inspect(engine, "exec", name, suffix="/json")
+    if instance is None:
         raise NotFound(missing)
     try:
-        container = await find_container(engine, str(found["ContainerID"]), caller)
+        container = await find_container(engine, str(instance["ContainerID"]), caller)
     except NotFound as error:
         raise type(error)(missing) from None
-    if not _has_rights_of(section(found, "ProcessConfig"), container):
+    if not _has_rights_of(section(instance, "ProcessConfig"), container):
         raise NotYours(missing)
-    return str(found["ID"])
+    return str(instance["ID"])
 
 
 def _has_rights_of(process: Body, container: Container) -> bool:
@@ -295,15 +294,15 @@ async def find_owned(
     """
     missing = f"No such {kind.removesuffix('s')}: {name}"
     try:
-        found = await inspect(engine, kind, name)
+        description = await inspect(engine, kind, name)
     except RequestError as error:
         # The error that several objects match would reveal other users' objects.
         raise error if caller.trusted else NotFound(missing, hint=hint) from error
-    if found is None:
+    if description is None:
         raise NotFound(missing, hint=hint)
-    if not owns(caller, section(found, "Labels")):
+    if not owns(caller, section(description, "Labels")):
         raise NotYours(missing, hint=hint)
-    return found
+    return description
 
 
 async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[str, Any] | None:
@@ -337,12 +336,12 @@ async def inspect(engine: EngineSocket, kind: str, name: str, suffix: str = "") 
     # The engine redirects names with dots and doubled slashes to a path without them.
     if answer.status in {NOT_FOUND, MOVED}:
         return None
-    found = answer.json()
-    if not isinstance(found, dict):
+    description = answer.json()
+    if not isinstance(description, dict):
         raise EngineUnavailable(f"the Docker engine described {name} in an unknown way")
     if answer.status != OK:
-        raise RequestError(str(found.get("message", f"the Docker engine refused {name}")))
-    return found
+        raise RequestError(str(description.get("message", f"the Docker engine refused {name}")))
+    return description
 
 
 class NamedLocks:
@@ -365,9 +364,9 @@ class NamedLocks:
     @asynccontextmanager
     async def of_all(self, names: Iterable[str]) -> AsyncIterator[None]:
         """Take the locks one after the other, in one order for all callers, so that there is no deadlock."""
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             for name in sorted(set(names)):
-                await held.enter_async_context(self.of(name))
+                await stack.enter_async_context(self.of(name))
             yield
 
 
@@ -382,9 +381,9 @@ async def check_name(name: str, engine: EngineSocket, caller: Caller) -> None:
         return
     for kind, listing in LISTINGS.items():
         answer = await engine.call("GET", listing)
-        for found in answer.json() if answer.status == OK else ():
-            is_meant = str(found["Id"]).startswith(name.lstrip("/"))
-            if is_meant and not await _is_own(engine, kind, str(found["Id"]), caller):
+        for entry in answer.json() if answer.status == OK else ():
+            is_meant = str(entry["Id"]).startswith(name.lstrip("/"))
+            if is_meant and not await _is_own(engine, kind, str(entry["Id"]), caller):
                 raise RequestError(
                     f"the name {name} could be taken for an id", hint="choose one with other letters"
                 )

@@ -108,20 +108,21 @@ class PasswdFiles:
         if self._directory is None or not self._directory.exists():
             return
         self._recent = {*self._making}
-        used = {_labels(each)[LABEL_USERS] for each in await self._containers(LABEL_USERS)}
+        used = {section(each, "Labels")[LABEL_USERS] for each in await self._containers(LABEL_USERS)}
         async with self._lock:
             await asyncio.to_thread(_remove, self._directory, used | self._recent)
-        for found in await self._containers(LABEL_LOOK):
-            if _labels(found)[LABEL_LOOK] not in {"", self._look_owner} and self._is_for_a_look(found):
-                await self._engine.call("DELETE", f"/containers/{found['Id']}?v=1".encode())
+        for container in await self._containers(LABEL_LOOK):
+            owner = section(container, "Labels")[LABEL_LOOK]
+            if owner not in {"", self._look_owner} and self._is_for_a_look(container):
+                await self._engine.call("DELETE", f"/containers/{container['Id']}?v=1".encode())
 
-    def _is_for_a_look(self, found: Body) -> bool:
+    def _is_for_a_look(self, container: Body) -> bool:
         """Return True if the daemon made this container for a look.
 
         Its label does not prove that: an image can bring the label into anybody's containers.
         """
         seen = str(self._directory), LOOK_PLACE
-        mounts = objects(found, "Mounts")
+        mounts = objects(container, "Mounts")
         return any((each.get("Source"), each.get("Destination")) == seen for each in mounts)
 
     async def _file(self, name: str, text: bytes) -> Path | None:
@@ -135,8 +136,8 @@ class PasswdFiles:
                 return None
 
     async def _text(self, image: Body, line: bytes) -> bytes | None:
-        found = await self._of_image(image)
-        return None if found is None else with_line(found, line)
+        passwd = await self._of_image(image)
+        return None if passwd is None else with_line(passwd, line)
 
     async def _of_image(self, image: Body) -> bytes | None:
         """Return the image's file. One look serves all callers, and goes on if a caller goes away."""
@@ -154,25 +155,25 @@ class PasswdFiles:
 
     async def _look(self, identity: str, image: Body) -> bytes | None:
         try:
-            found = await self._read(identity, image)
+            passwd = await self._read(identity, image)
         except (GpushareError, OSError) as error:
             log.warning("an image's users are not known: %s", error)
-            found = None
+            passwd = None
             asyncio.get_running_loop().call_later(FAILED_SECONDS, self._images.pop, identity, None)
-        self._images[identity] = found
+        self._images[identity] = passwd
         while len(self._images) > IMAGES_KEPT:
             self._images.popitem(last=False)
-        return found
+        return passwd
 
     async def _read(self, identity: str, image: Body) -> bytes | None:
         """Read the file out of a container of the image that has no other purpose and is never started."""
         assert self._directory is not None
         await asyncio.to_thread(self._directory.mkdir, mode=0o700, parents=True, exist_ok=True)
         body = serialise(self._look_body(identity, section(image, "Config")))
-        made = await self._engine.call("POST", b"/containers/create", body, timeout_seconds=CREATE_SECONDS)
-        if made.status != CREATED:
-            raise EngineUnavailable(str(made.json().get("message")))
-        container = made.json()["Id"]
+        answer = await self._engine.call("POST", b"/containers/create", body, timeout_seconds=CREATE_SECONDS)
+        if answer.status != CREATED:
+            raise EngineUnavailable(str(answer.json().get("message")))
+        container = answer.json()["Id"]
         try:
             return await self._read_from(container)
         finally:
@@ -205,10 +206,6 @@ class PasswdFiles:
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
         return list(answer.json())
-
-
-def _labels(found: Body) -> dict[str, str]:
-    return section(found, "Labels")
 
 
 def is_small_file(header: bytes) -> bool:
@@ -245,30 +242,31 @@ def _remove(directory: Path, spared: set[str]) -> None:
 
 
 def put_home(
-    body: Body, image: Body, account: Account, asked: Sequence[NeededPath], held: Sequence[NeededPath]
+    body: Body, config: Body, account: Account, wishes: Sequence[NeededPath], resolved: Sequence[NeededPath]
 ) -> dict[str, str]:
     """Put HOME, USER and LOGNAME into a judged body, where neither it nor the image names them.
 
-    The home is the caller's own if it is mounted, else one in memory. ``asked`` has the sources of the body's
-    bind mounts as the caller wrote them, ``held`` has the same sources resolved. Returns the added variables.
+    The home is the caller's own if it is mounted, else one in memory. ``wishes`` has the sources of the
+    body's bind mounts as the caller wrote them, ``resolved`` the same sources resolved. Returns the added
+    variables.
     """
     env, host = strings(body, "Env"), body["HostConfig"]
-    named = {entry.partition("=")[0] for entry in (*env, *strings(image, "Env"))}
+    named = {entry.partition("=")[0] for entry in (*env, *strings(config, "Env"))}
     caller = account.caller
     added = {name: caller.name for name in ("USER", "LOGNAME") if name not in named}
     if "HOME" not in named:
-        place = _mounted_home(host, account, asked, held)
-        if not place:
-            place, is_free = _place(body, caller)
+        home = _mounted_home(host, account, wishes, resolved)
+        if not home:
+            home, is_free = _new_home(body, caller)
             if is_free:
                 options = HOME_IN_MEMORY.format(uid=caller.uid, gid=caller.gid)
-                host["Tmpfs"] = {**section(host, "Tmpfs"), place: options}
-        added["HOME"] = place
+                host["Tmpfs"] = {**section(host, "Tmpfs"), home: options}
+        added["HOME"] = home
     body["Env"] = default_env(env, added)
     return added
 
 
-def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
+def passwd_line(body: Body, config: Body, caller: Caller) -> bytes:
     """Return the caller's line for ``/etc/passwd``.
 
     The line is empty if it cannot be written or a mount would hide it.
@@ -276,7 +274,7 @@ def passwd_line(body: Body, image: Body, caller: Caller) -> bytes:
     targets = map(clean_path, user_targets(body))
     if not _NAME.fullmatch(caller.name) or any(_is_in(USERS_FILE, target) for target in targets):
         return b""
-    env = _values(strings(image, "Env")) | _values(strings(body, "Env"))
+    env = _values(strings(config, "Env")) | _values(strings(body, "Env"))
     home = env.get("HOME", "")
     home = home if _HOME.fullmatch(home) else "/"
     return f"{caller.name}:x:{caller.uid}:{caller.gid}::{home}:/bin/sh\n".encode()
@@ -293,28 +291,28 @@ def with_line(passwd: bytes, line: bytes) -> bytes | None:
 
 
 def _mounted_home(
-    host: Body, account: Account, asked: Sequence[NeededPath], held: Sequence[NeededPath]
+    host: Body, account: Account, wishes: Sequence[NeededPath], resolved: Sequence[NeededPath]
 ) -> str:
     """Return the path at which the caller's own home is mounted writable, empty if there is none."""
     binds = [mount for mount in objects(host, "Mounts") if mount["Type"] == "bind"]
-    for bind, before, now in zip(binds, asked, held, strict=True):
+    for bind, before, now in zip(binds, wishes, resolved, strict=True):
         if now.write and account.home in {posixpath.normpath(before.path), now.path}:
             return clean_path(str(bind["Target"]))
     return ""
 
 
-def _place(body: Body, caller: Caller) -> tuple[str, bool]:
+def _new_home(body: Body, caller: Caller) -> tuple[str, bool]:
     """Return the path of a new home, and True if the path has no mount yet.
 
     The path lies in no mount, because in a mount the engine would make the directory as root.
     """
-    place = f"/home/{caller.name if _PLAIN.fullmatch(caller.name) else caller.uid}"
+    home = f"/home/{caller.name if _PLAIN.fullmatch(caller.name) else caller.uid}"
     targets = [clean_path(target) for target in user_targets(body)]
-    if place in targets:
-        return place, False
-    if any(_is_in(place, target) for target in targets):
-        place = OTHER_PLACE
-    return place, place not in targets
+    if home in targets:
+        return home, False
+    if any(_is_in(home, target) for target in targets):
+        home = OTHER_PLACE
+    return home, home not in targets
 
 
 def _is_in(path: str, around: str) -> bool:

@@ -91,9 +91,9 @@ class UserContainers:
                 hint="end some of them; docker stats shows which have many",
             )
         if bounds.memory_bytes and use.memory_bytes + MEMORY_TO_START_BYTES > bounds.memory_bytes:
-            held, most = map(format_memory, (use.memory_bytes, bounds.memory_bytes))
+            used, most = map(format_memory, (use.memory_bytes, bounds.memory_bytes))
             raise LimitReached(
-                f"your containers hold {held} of the {most} of memory that a user may have here",
+                f"your containers hold {used} of the {most} of memory that a user may have here",
                 hint="end some of them; docker stats shows which hold much",
             )
         if container is not None and bounds.cpus and container.cpus > bounds.cpus:
@@ -147,8 +147,8 @@ class CreatesUnderWay:
             raise _too_many_ports(had + ports, most)
 
 
-def _too_many_ports(wanted: int, most: int) -> LimitReached:
+def _too_many_ports(ports: int, most: int) -> LimitReached:
     return LimitReached(
-        f"your containers would publish {wanted} ports, and a user may publish {most} here",
+        f"your containers would publish {ports} ports, and a user may publish {most} here",
         hint="publish those that are needed, by -p; stopped containers' count until they are removed",
     )

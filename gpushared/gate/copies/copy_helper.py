@@ -67,9 +67,9 @@ class Channel:
         self.output.write(b"\n")
         self.output.flush()
 
-    def answer(self, words: dict[str, Any]) -> None:
+    def answer(self, message: dict[str, Any]) -> None:
         """Answer the order; an archive may follow."""
-        self.output.write(json.dumps(words).encode() + b"\n")
+        self.output.write(json.dumps(message).encode() + b"\n")
         self.has_answered = True
 
 
@@ -124,30 +124,30 @@ def _copy(order: Order, view: View, channel: Channel) -> None:
     if deed is Deed.WRITE:
         _unpack(order, mounts, channel)
         return
-    path, found = _looked_up(order["path"], mounts)
-    target = os.path.realpath(path) if stat.S_ISLNK(found.st_mode) else ""
+    path, status = _looked_up(order["path"], mounts)
+    target = os.path.realpath(path) if stat.S_ISLNK(status.st_mode) else ""
     tree = Tree(path, name_of(order["path"]), view.no_content, view.own_files)
     if deed is Deed.READ:
         try:
             tree.check(channel.progress)
         except OSError as error:
             raise refusal_of(error, "read", first_of(error, order["path"])) from None
-    channel.answer({STAT: stat_of(order["path"], found, target)})
+    channel.answer({STAT: stat_of(order["path"], status, target)})
     if deed is Deed.READ:
         tree.write(channel.output)
 
 
-def _looked_up(asked: str, mounts: list[str]) -> tuple[str, os.stat_result]:
+def _looked_up(requested_path: str, mounts: list[str]) -> tuple[str, os.stat_result]:
     """Return the path with its links resolved, and the file's status."""
-    path = resolved(asked)
+    path = resolved(requested_path)
     check_uncovered(path, mounts, "read")
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
-        raise refusal_of(error, "read", asked) from None
-    if means_directory(asked) and not stat.S_ISDIR(found.st_mode):
-        raise refusal_of(NotADirectoryError(0, "not a directory"), "read", asked)
-    return path, found
+        raise refusal_of(error, "read", requested_path) from None
+    if means_directory(requested_path) and not stat.S_ISDIR(status.st_mode):
+        raise refusal_of(NotADirectoryError(0, "not a directory"), "read", requested_path)
+    return path, status
 
 
 def _pick(order: Order, channel: Channel) -> None:
@@ -166,10 +166,10 @@ def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
     path = os.path.realpath(cleaned(order["path"]))
     check_uncovered(path, mounts, "written")
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         raise refusal_of(error, "written", order["path"]) from None
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise refusal_of(NotADirectoryError(0, "not a directory"), "written", order["path"])
     groups = frozenset([order["gid"], *order["groups"]])
     keeps_kinds, keeps_owners = order["keeps_kinds"], order["keeps_owners"]

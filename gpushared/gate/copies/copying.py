@@ -137,16 +137,16 @@ class Copies:
 
         Raises ``TimedOut`` and ``Unavailable``.
         """
-        held = life(await self._take_slot(uid))
+        lifeline = life(await self._take_slot(uid))
         try:
-            ours, theirs = socket.socketpair()
+            own_end, helper_end = socket.socketpair()
         except OSError as error:
-            os.close(held)
+            os.close(lifeline)
             raise Unavailable(f"files cannot be copied: {error}") from error
-        ours.setblocking(False)
-        wire = Wire(ours, reset_is_end=True)
+        own_end.setblocking(False)
+        wire = Wire(own_end, reset_is_end=True)
         try:
-            process = await _start_process(theirs, held)
+            process = await _start_process(helper_end, lifeline)
             try:
                 yield Helper(process, wire, self._idle_seconds)
             finally:
@@ -165,7 +165,7 @@ class Copies:
             ) from None
 
 
-async def _start_process(connection: socket.socket, held: int) -> asyncio.subprocess.Process:
+async def _start_process(connection: socket.socket, lifeline: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *COMMAND,
@@ -174,13 +174,13 @@ async def _start_process(connection: socket.socket, held: int) -> asyncio.subpro
             stderr=asyncio.subprocess.DEVNULL,
             cwd="/",
             env={},
-            pass_fds=[held],
+            pass_fds=[lifeline],
         )
     except OSError as error:
         raise Unavailable(f"files cannot be copied: {error}") from error
     finally:
         connection.close()
-        os.close(held)
+        os.close(lifeline)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -95,13 +95,13 @@ def resolved(path: str) -> str:
     return posixpath.join(os.path.realpath(directory), name)
 
 
-def stat_of(path: str, found: os.stat_result, target: str) -> dict[str, Any]:
+def stat_of(path: str, status: os.stat_result, target: str) -> dict[str, Any]:
     """Return the content of the header ``X-Docker-Container-Path-Stat``; the client asked for ``path``."""
     return {
         "name": name_of(path),
-        "size": found.st_size,
-        "mode": go_mode(found.st_mode),
-        "mtime": go_time(found.st_mtime_ns),
+        "size": status.st_size,
+        "mode": go_mode(status.st_mode),
+        "mtime": go_time(status.st_mtime_ns),
         "linkTarget": target,
     }
 

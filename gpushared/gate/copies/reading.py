@@ -89,21 +89,21 @@ class Tree:
 
         An archive that has begun cannot report an error.
         """
-        for number, found in enumerate(self._walk()):
-            if stat.S_ISREG(found.stat.st_mode):
+        for number, file in enumerate(self._walk()):
+            if stat.S_ISREG(file.stat.st_mode):
                 try:
-                    self._open(found)
+                    os.close(self._opened(file))
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    raise refusal_of(error, "read", found.path) from None
+                    raise refusal_of(error, "read", file.path) from None
             if number % ENTRIES_AT_ONCE == 0:
                 report()
 
     def write(self, out: IO[bytes]) -> None:
         """Write the whole archive. Raises ``OSError`` for a file that cannot be read any more."""
-        for found in self._walk():
-            self._write(found, out)
+        for file in self._walk():
+            self._write(file, out)
         out.write(END_OF_ARCHIVE)
 
     def _walk(self) -> Iterator[TreeFile]:
@@ -114,11 +114,11 @@ class Tree:
         # The list holds names alone, because a directory may have millions of them.
         waiting = [(self._path, self._name, [""])]
         while waiting:
-            directory, prefix, left = waiting[-1]
-            if not left:
+            directory, prefix, names = waiting[-1]
+            if not names:
                 waiting.pop()
                 continue
-            each = left.pop()
+            each = names.pop()
             path, name = (posixpath.join(at, each) if each else at for at in (directory, prefix))
             try:
                 handle = os.open(path, _HOLD)
@@ -127,97 +127,92 @@ class Tree:
                     raise
                 continue
             try:
-                found = TreeFile(path, name, handle, os.fstat(handle))
-                yield found
-                below = self._below(found)
+                file = TreeFile(path, name, handle, os.fstat(handle))
+                yield file
+                below = self._below(file)
             finally:
                 os.close(handle)
             waiting.append((path, name, below))
 
-    def _below(self, found: TreeFile) -> list[str]:
+    def _below(self, file: TreeFile) -> list[str]:
         """Return the names in a directory, the first one last."""
-        if not stat.S_ISDIR(found.stat.st_mode) or (
-            found.path in self._no_content and found.path != self._path
-        ):
+        if not stat.S_ISDIR(file.stat.st_mode) or (file.path in self._no_content and file.path != self._path):
             return []
         try:
-            directory = os.open(found.path, _LIST)
+            directory = os.open(file.path, _LIST)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise refusal_of(error, "read", first_of(error, found.path)) from None
+            raise refusal_of(error, "read", first_of(error, file.path)) from None
         try:
             return sorted(os.listdir(directory), key=os.fsencode, reverse=True)  # noqa: PTH208 - by its handle
         finally:
             os.close(directory)
 
-    def _open(self, found: TreeFile) -> None:
-        os.close(self._opened(found))
+    def _opened(self, file: TreeFile) -> int:
+        return os.open(str(file.handle), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._own_files)
 
-    def _opened(self, found: TreeFile) -> int:
-        return os.open(str(found.handle), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._own_files)
-
-    def _write(self, found: TreeFile, out: IO[bytes]) -> None:
-        kind = KINDS.get(stat.S_IFMT(found.stat.st_mode))
+    def _write(self, file: TreeFile, out: IO[bytes]) -> None:
+        kind = KINDS.get(stat.S_IFMT(file.stat.st_mode))
         if kind is None:
             return
-        entry = _entry(found, kind)
+        entry = _entry(file, kind)
         if kind == tarfile.SYMTYPE:
-            entry.linkname = os.readlink("", dir_fd=found.handle)
+            entry.linkname = os.readlink("", dir_fd=file.handle)
         if kind == tarfile.REGTYPE:
-            self._write_file(found, entry, out)
+            self._write_file(file, entry, out)
         else:
             out.write(_head(entry))
 
-    def _write_file(self, found: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
-        key = (found.stat.st_dev, found.stat.st_ino)
-        if found.stat.st_nlink > 1 and (first := self._links.setdefault(key, found.name)) != found.name:
+    def _write_file(self, file: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
+        key = (file.stat.st_dev, file.stat.st_ino)
+        if file.stat.st_nlink > 1 and (first := self._links.setdefault(key, file.name)) != file.name:
             entry.type, entry.linkname = tarfile.LNKTYPE, first
             out.write(_head(entry))
             return
-        with contextlib.closing(os.fdopen(self._opened(found), "rb", buffering=0)) as file:
-            _write_content(file, found, entry, out)
+        with contextlib.closing(os.fdopen(self._opened(file), "rb", buffering=0)) as content:
+            _write_content(content, file, entry, out)
 
 
-def _write_content(file: IO[bytes], found: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
+def _write_content(content: IO[bytes], file: TreeFile, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
     """Write as many bytes as the head says, even if a program changes the file's length meanwhile.
 
     The kernel's files do not show their sizes: the bytes of the first reads are the size of a short file.
     """
-    start = _read_full(file)
+    start = _read_full(content)
     if len(start) < BLOCK_BYTES:
         entry.size = len(start)
-    elif not found.stat.st_size:
-        raise OSError(f"{found.path} does not say how long it is")
+    elif not file.stat.st_size:
+        raise OSError(f"{file.path} does not say how long it is")
     else:
-        entry.size = max(found.stat.st_size, len(start))
+        entry.size = max(file.stat.st_size, len(start))
     out.write(_head(entry))
     out.write(start)
-    left = entry.size - len(start)
-    while left:
-        piece = file.read(min(left, BLOCK_BYTES)) or bytes(min(left, BLOCK_BYTES))
+    remaining = entry.size - len(start)
+    while remaining:
+        piece = content.read(min(remaining, BLOCK_BYTES)) or bytes(min(remaining, BLOCK_BYTES))
         out.write(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     out.write(bytes(-entry.size % tarfile.BLOCKSIZE))
 
 
 def _read_full(file: IO[bytes]) -> bytes:
     pieces: list[bytes] = []
-    left = BLOCK_BYTES
-    while left and (piece := file.read(left)):
+    remaining = BLOCK_BYTES
+    while remaining and (piece := file.read(remaining)):
         pieces.append(piece)
-        left -= len(piece)
+        remaining -= len(piece)
     return b"".join(pieces)
 
 
-def _entry(found: TreeFile, kind: bytes) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(found.name)
+def _entry(file: TreeFile, kind: bytes) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(file.name)
     entry.type = kind
-    entry.mode = stat.S_IMODE(found.stat.st_mode)
-    entry.uid, entry.gid = found.stat.st_uid, found.stat.st_gid
-    entry.mtime = int(found.stat.st_mtime)
+    entry.mode = stat.S_IMODE(file.stat.st_mode)
+    entry.uid, entry.gid = file.stat.st_uid, file.stat.st_gid
+    entry.mtime = int(file.stat.st_mtime)
     if kind in {tarfile.CHRTYPE, tarfile.BLKTYPE}:
-        entry.devmajor, entry.devminor = os.major(found.stat.st_rdev), os.minor(found.stat.st_rdev)
+        entry.devmajor, entry.devminor = os.major(file.stat.st_rdev), os.minor(file.stat.st_rdev)
     return entry
 
 
@@ -242,9 +237,9 @@ class Picking:
     """
 
     def __init__(self, order: Order) -> None:
-        self._asked: str = order["path"]
-        self._follows = means_directory(self._asked)
-        self._target = cleaned(order["now"] or self._asked).strip("/")
+        self._path: str = order["path"]
+        self._follows = means_directory(self._path)
+        self._target = cleaned(order["now"] or self._path).strip("/")
         self._mounts = [cleaned(each).strip("/") for each in order["mounts"]]
         self._links: dict[str, str] = {}
         self._archive: tarfile.TarFile
@@ -256,17 +251,17 @@ class Picking:
         """
         self._archive = tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK_BYTES)  # noqa: SIM115 - lives on
         self._check_mounts(is_whole=False)
-        entry = self._found()
+        entry = self._find_entry()
         self._check_mounts(is_whole=entry.isdir())
         if self._follows and not entry.isdir():
-            raise CopyRefusedError(RefusalKind.FAILED, f"{self._asked} cannot be read: not a directory")
+            raise CopyRefusedError(RefusalKind.FAILED, f"{self._path} cannot be read: not a directory")
         if entry.islnk():
             raise AlreadyPassedError(entry.linkname)
         return self._stat(entry), entry
 
     def write(self, entry: tarfile.TarInfo, out: IO[bytes]) -> None:
         """Write the archive that begins with the found entry."""
-        top, name = self._target, name_of(self._asked)
+        top, name = self._target, name_of(self._path)
         self._copy(entry, name, out)
         for each in self._entries() if entry.isdir() else ():
             path = each.name.strip("/")
@@ -286,7 +281,7 @@ class Picking:
             self._archive.members.clear()  # type: ignore[attr-defined]
             yield entry
 
-    def _found(self) -> tarfile.TarInfo:
+    def _find_entry(self) -> tarfile.TarInfo:
         if not self._target:
             return _root()
         for entry in self._entries():
@@ -297,7 +292,7 @@ class Picking:
                     self._follow(path)
             if path == self._target:
                 return entry
-        raise missing(self._asked)
+        raise missing(self._path)
 
     def _follow(self, here: str) -> None:
         """Continue the search behind a link on the way to the target."""
@@ -310,25 +305,23 @@ class Picking:
 
     def _through(self, path: str, *, follows: bool) -> str:
         """Return the path with its known links resolved."""
-        done: list[str] = []
-        left = path.split("/")[::-1]
+        resolved: list[str] = []
+        segments = path.split("/")[::-1]
         links = 0
-        while left:
-            name = left.pop()
-            here = "/".join([*done, name])
+        while segments:
+            name = segments.pop()
+            here = "/".join([*resolved, name])
             if name == "..":
-                done = done[:-1]
-            elif here in self._links and (left or follows):
+                resolved = resolved[:-1]
+            elif here in self._links and (segments or follows):
                 if (links := links + 1) > MOST_LINKS:
-                    raise CopyRefusedError(
-                        RefusalKind.FAILED, f"{self._asked} cannot be read: too many links"
-                    )
+                    raise CopyRefusedError(RefusalKind.FAILED, f"{self._path} cannot be read: too many links")
                 target = self._links[here]
-                done = [] if target.startswith("/") else done
-                left += target.split("/")[::-1]
+                resolved = [] if target.startswith("/") else resolved
+                segments += target.split("/")[::-1]
             elif name not in {"", "."}:
-                done.append(name)
-        return "/".join(done)
+                resolved.append(name)
+        return "/".join(resolved)
 
     def _check_mounts(self, *, is_whole: bool) -> None:
         """Raise ``CopyRefusedError`` for a target under a mount, which an export lacks.
@@ -348,7 +341,7 @@ class Picking:
             self._links |= {each.name.strip("/"): each.linkname for each in rest}
             target = f"/{self._through(self._target, follows=True)}"
         return {
-            "name": name_of(self._asked),
+            "name": name_of(self._path),
             "size": len(entry.linkname) if entry.issym() else entry.size,
             "mode": go_mode(ENTRY_KINDS.get(entry.type, REGULAR) | entry.mode),
             "mtime": go_time(int(entry.mtime * NANOSECONDS)),
@@ -358,7 +351,7 @@ class Picking:
     def _copy(self, entry: tarfile.TarInfo, name: str, out: IO[bytes]) -> None:
         content = self._archive.extractfile(entry) if entry.isreg() else None
         entry.name, entry.pax_headers = name, {}
-        out.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        out.write(_head(entry))
         while content is not None and (piece := content.read(BLOCK_BYTES)):
             out.write(piece)
         out.write(bytes(-entry.size % tarfile.BLOCKSIZE if entry.isreg() else 0))

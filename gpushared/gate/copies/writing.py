@@ -102,8 +102,8 @@ class Unpacking:
         self._check(entry)
         path = self._root / name
         if self._mounts:
-            place = posixpath.join(os.path.realpath(path.parent), path.name)
-            check_uncovered(place, self._mounts, "written")
+            real_path = posixpath.join(os.path.realpath(path.parent), path.name)
+            check_uncovered(real_path, self._mounts, "written")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_there = self._make_way(path, entry)
@@ -142,10 +142,9 @@ class Unpacking:
     def _make_way(self, path: Path, entry: tarfile.TarInfo) -> bool:
         """Remove the file that the entry replaces; return True if the entry's directory exists already."""
         try:
-            found = path.lstat()
+            is_directory = stat.S_ISDIR(path.lstat().st_mode)
         except FileNotFoundError:
             return False
-        is_directory = stat.S_ISDIR(found.st_mode)
         if is_directory and entry.isdir():
             return True
         if self._keeps_kinds and is_directory:
@@ -218,6 +217,6 @@ class Unpacking:
 
 
 def _write_all(file: IO[bytes], piece: bytes) -> None:
-    left = memoryview(piece)
-    while left:
-        left = left[file.write(left) :]
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[file.write(rest) :]

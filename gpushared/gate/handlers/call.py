@@ -125,8 +125,8 @@ class Call:
 
     async def answer(self, answer: EngineAnswer) -> None:
         """Give the client the engine's answer to a request of ours."""
-        kept = [(raw, value) for raw, value in answer.headers if raw.lower() in KEPT_HEADERS]
-        await self.exchange.respond(answer.status, answer.body, headers=kept)
+        headers = [(raw, value) for raw, value in answer.headers if raw.lower() in KEPT_HEADERS]
+        await self.exchange.respond(answer.status, answer.body, headers=headers)
 
 
 async def expect_nothing(exchange: Exchange) -> None:

@@ -21,7 +21,7 @@ from gpushared.gate.api.routes import (
     with_own,
     write_filters,
 )
-from gpushared.gate.containers.gpu_request import docker_words
+from gpushared.gate.containers.gpu_request import hints_for_docker
 from gpushared.gate.containers.inject import merge_env, strip_env
 from gpushared.gate.containers.ownership import (
     STOPPED,
@@ -88,7 +88,7 @@ class ContainerHandlers:
             await self._send_start(call, container)
             return
         async with self._gone_if_refused(call, container):
-            with docker_words():
+            with hints_for_docker():
                 await while_waiting(
                     call.exchange, self._lease_service.before_start(container.id, call.caller)
                 )
@@ -158,7 +158,7 @@ class ContainerHandlers:
         if not container.device_name:
             await self._send_start(call, container)
             return
-        with docker_words():
+        with hints_for_docker():
             await while_waiting(call.exchange, self._lease_service.before_restart(container.id, call.caller))
         try:
             async with self._lease_service.ending(container.id, asked_stop(call.target)):
@@ -168,10 +168,10 @@ class ContainerHandlers:
 
     async def _end(self, call: Call) -> None:
         container = await find_container(self._engine, call.match.name, call.caller)
-        asked = asked_end(call.exchange.method, call.target)
+        requested_end = asked_end(call.exchange.method, call.target)
         async with AsyncExitStack() as stack:
-            if container.device_name and asked is not None:
-                await stack.enter_async_context(self._lease_service.ending(container.id, asked))
+            if container.device_name and requested_end is not None:
+                await stack.enter_async_context(self._lease_service.ending(container.id, requested_end))
             await self._handler_context.send(call, call.renamed(container.id))
 
     async def _attach(self, call: Call) -> None:
@@ -183,13 +183,13 @@ class ContainerHandlers:
             await self._handler_context.send(call)
             return
         container = await find_container(self._engine, call.match.name, call.caller)
-        words = self._lease_service.last_words(container.id)
-        if words is None or not (container.terminal or call.target.flag("stderr")):
+        explain = self._lease_service.last_words(container.id)
+        if explain is None or not (container.terminal or call.target.flag("stderr")):
             await self._handler_context.send(call, call.renamed(container.id))
             return
         target = call.renamed(container.id)
         await self._handler_context.send(
-            call, target, exit_notice=lambda: as_output(words(), terminal=container.terminal)
+            call, target, exit_notice=lambda: as_output(explain(), terminal=container.terminal)
         )
 
     async def _update(self, call: Call) -> None:
@@ -264,9 +264,9 @@ class Listings:
         For other names the engine's answer would reveal if such a container exists.
         """
         filters = parse_filters(call.target.get("filters"))
-        for name in ("before", "since"):
-            found = [await find_container(self._engine, each, call.caller) for each in filters.get(name, ())]
-            filters |= {name: [each.id for each in found]} if found else {}
+        for key in ("before", "since"):
+            if names := filters.get(key):
+                filters[key] = [(await find_container(self._engine, name, call.caller)).id for name in names]
         own = write_filters(with_own(filters, call.caller))
         await self._handler_context.send(call, call.target.with_query(filters=own))
 

@@ -149,13 +149,13 @@ class HandlerContext:
         except (EngineUnavailable, ValueError):  # the engine has not reported its version yet
             return False
 
-    def known_target(self, target: Target, route: Route) -> Target:
+    def drop_unread(self, target: Target, route: Route) -> Target:
         """Return the target without parameters that the engine ignores; for a newer engine, all of it."""
         if not self.tables_are_complete:
             return target
-        known, dropped = drop_unknown(route, target)
+        cleaned, dropped = drop_unknown(route, target)
         _note(target.path, [readable(name) for name in dropped])
-        return known
+        return cleaned
 
     async def read(
         self,
@@ -291,16 +291,16 @@ def _request_headers(
     return headers
 
 
-def _protocol(asked: bytes, target: bytes) -> bytes:
+def _protocol(requested: bytes, target: bytes) -> bytes:
     """Return the protocol to ask for: by HTTP/2 an engine would take whole requests that bypass the judge."""
     is_builder = target.partition(b"?")[0].endswith(BUILDERS)
-    return asked if is_builder or asked.lower() in STREAMS else b"tcp"
+    return requested if is_builder or requested.lower() in STREAMS else b"tcp"
 
 
 def _connection_headers(exchange: Exchange) -> frozenset[bytes]:
     """Return the headers that the client declares as its connection's own (RFC 9110, 7.6.1)."""
     values = [value for name, value in exchange.headers if name == b"connection"]
-    return frozenset(word.strip().lower() for value in values for word in value.split(b","))
+    return frozenset(option.strip().lower() for value in values for option in value.split(b","))
 
 
 async def _download(

@@ -112,11 +112,11 @@ class Creates:
         gpu_request = with_dev_meaning(
             take_gpu_request(body), section(body, "Labels"), self._handler_context.policy.dev_containers
         )
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as stack:
             judged = self._handler_context.judges(call.caller)
             try:
                 if judged:
-                    body = await self._confine(body, call, gpu_request, held)
+                    body = await self._confine(body, call, gpu_request, stack)
                 else:
                     await check_devices(body)
                 if gpu_request is not None:
@@ -136,13 +136,13 @@ class Creates:
 
         The user's variable decides, else the image's.
         """
-        given = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
+        allowed = self._handler_context.policy.driver_capabilities if judged else DRIVER_CAPABILITIES
         env = strings(body, "Env")
-        check_driver_capabilities(env, given)
+        check_driver_capabilities(env, allowed)
         if (named := named_capabilities(env)) is None:
             image = await image_config(self._handler_context.engine, text(body, "Image"))
             named = named_capabilities(strings(image, "Env")) or ""
-        body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, given)})
+        body["Env"] = merge_env(env, {CAPABILITIES: driver_capabilities(named, allowed)})
 
     def _maps_users(self) -> bool:
         try:
@@ -151,9 +151,9 @@ class Creates:
             return True  # the engine has not described itself yet
 
     async def _confine(
-        self, body: Body, call: Call, gpu_request: GpuRequest | None, held: AsyncExitStack
+        self, body: Body, call: Call, gpu_request: GpuRequest | None, stack: AsyncExitStack
     ) -> Body:
-        """Return the body as a confined caller gets it; ``held`` keeps its files until the container exists."""
+        """Return the body as a confined caller gets it; ``stack`` holds its files until the container exists."""
         context, caller = self._handler_context, call.caller
         engine, policy = context.engine, context.policy
         await check_name(call.target.get("name"), engine, caller)
@@ -164,28 +164,28 @@ class Creates:
             gpu_request.lease, caller
         )
         judged = judge_create(body, Context(account, policy, in_gang, gpu_request is not None, call.version))
-        described = await find_image(engine, text(judged, "Image"))
-        image = section(described, "Config")
-        exposed = {*section(judged, "ExposedPorts"), *section(image, "ExposedPorts")}
+        image = await find_image(engine, text(judged, "Image"))
+        config = section(image, "Config")
+        exposed = {*section(judged, "ExposedPorts"), *section(config, "ExposedPorts")}
         ports = count_ports(judged["HostConfig"], exposed)
-        await held.enter_async_context(self._creates_under_way.for_one_more(caller, policy, ports))
+        await stack.enter_async_context(self._creates_under_way.for_one_more(caller, policy, ports))
         if parent := await context.user_containers.parent(caller.uid):
             judged["HostConfig"]["CgroupParent"] = parent
         for network in networks_of(judged):
             await find_network(engine, network, caller)
         for volume in volumes_of(judged["HostConfig"]["Mounts"]):
             await find_volume(engine, volume, caller)
-        self._own_volumes(judged, image, call)
+        self._own_volumes(judged, config, call)
         # These labels are always set: the caller or an image may have set them too.
         labels = {LABEL_HOST_PATHS: "[]", LABEL_PINS: "", LABEL_PORTS: str(ports), LABEL_USERS: ""}
-        labels |= await self._hold_files(judged, described, account, held, home_and_name=policy.home_and_name)
+        labels |= await self._hold_files(judged, image, account, stack, home_and_name=policy.home_and_name)
         judged["Labels"] = {**section(judged, "Labels"), **labels}
         return judged
 
-    def _own_volumes(self, judged: Body, image: Body, call: Call) -> None:
+    def _own_volumes(self, judged: Body, config: Body, call: Call) -> None:
         """Make the caller the owner of all volumes that the engine makes for the container."""
         mounts = judged["HostConfig"]["Mounts"]
-        paths = {*section(judged, "Volumes"), *section(image, "Volumes")}
+        paths = {*section(judged, "Volumes"), *section(config, "Volumes")}
         mounts += unnamed_volumes(judged["HostConfig"], paths)
         for mount in mounts:
             if mount["Type"] == "volume":
@@ -193,25 +193,26 @@ class Creates:
                 mount["VolumeOptions"] = self._handler_context.labelled(call, options)
 
     async def _hold_files(
-        self, judged: Body, described: Body, account: Account, held: AsyncExitStack, *, home_and_name: bool
+        self, judged: Body, image: Body, account: Account, stack: AsyncExitStack, *, home_and_name: bool
     ) -> dict[str, str]:
         """Hold the host's files that the body mounts; with ``home_and_name`` add a home and a passwd file.
 
-        ``described`` is the engine's description of the image. Returns the labels that name the files.
+        ``image`` is the engine's description of the image. Returns the labels that name the files.
         """
         context, caller, labels = self._handler_context, account.caller, dict[str, str]()
-        mounts, image = judged["HostConfig"]["Mounts"], section(described, "Config")
-        found: Sequence[NeededPath] = ()
+        mounts, config = judged["HostConfig"]["Mounts"], section(image, "Config")
+        resolved: Sequence[NeededPath] = ()
         if wishes := wishes_of(mounts):
-            pin = await held.enter_async_context(context.pins.held(account, wishes))
-            found = pin.wishes
+            pin = await stack.enter_async_context(context.pins.hold(account, wishes))
+            resolved = pin.wishes
             lead_to(mounts, pin)
-            labels |= {LABEL_HOST_PATHS: json.dumps([asdict(path) for path in found]), LABEL_PINS: pin.name}
+            labels[LABEL_HOST_PATHS] = json.dumps([asdict(path) for path in resolved])
+            labels[LABEL_PINS] = pin.name
         if home_and_name and judged["User"] != ROOT_USER:
-            put_home(judged, image, account, wishes, found)
+            put_home(judged, config, account, wishes, resolved)
             # Root with another number could not read the daemon's file when the container starts.
-            line = b"" if self._maps_users() else passwd_line(judged, image, caller)
-            if passwd := await held.enter_async_context(context.passwd.with_line(described, line)):
+            line = b"" if self._maps_users() else passwd_line(judged, config, caller)
+            if passwd := await stack.enter_async_context(context.passwd.with_line(image, line)):
                 mounts.append({"Type": "bind", "Source": str(passwd), "Target": USERS_FILE, "ReadOnly": True})
                 labels[LABEL_USERS] = passwd.name
         return labels
@@ -229,11 +230,11 @@ async def check_devices(body: Body) -> None:
         return
     try:
         async with asyncio.timeout(LOOK_SECONDS):
-            found = await asyncio.to_thread(_first_gpu_device, paths, rules)
+            gpu_device = await asyncio.to_thread(_first_gpu_device, paths, rules)
     except TimeoutError:
         raise TimedOut(f"{', '.join(paths)} could not be looked at", hint="try again later") from None
-    if found:
-        raise RequestError(f"{found} would be a GPU without a lease", hint=SIZE_HINT)
+    if gpu_device:
+        raise RequestError(f"{gpu_device} would be a GPU without a lease", hint=SIZE_HINT)
 
 
 def _first_gpu_device(paths: list[str], rules: list[str]) -> str:
@@ -247,10 +248,10 @@ def _first_gpu_device(paths: list[str], rules: list[str]) -> str:
 
 def _covers(rule: str, majors: frozenset[int]) -> bool:
     """Return True if the rule lets a program read or write such devices; only making nodes does no harm."""
-    found = _RULE.fullmatch(rule)
-    if found is None or found["kind"] == "b" or not set(found["access"]) & {"r", "w"}:
+    match = _RULE.fullmatch(rule)
+    if match is None or match["kind"] == "b" or not set(match["access"]) & {"r", "w"}:
         return False
-    return found["kind"] == "a" or found["major"] == "*" or int(found["major"]) in majors
+    return match["kind"] == "a" or match["major"] == "*" or int(match["major"]) in majors
 
 
 def _gives_gpu(path: str, majors: frozenset[int]) -> bool:

@@ -65,10 +65,10 @@ class Networks:
         await call.answer(answer)
 
     async def _inspect(self, call: Call) -> None:
-        found = await inspect(self._handler_context.engine, "networks", call.match.name)
-        if found is None or not _is_shown(found, call.caller):
-            raise (NotFound if found is None else NotYours)(f"No such network: {call.match.name}")
-        answer = await self._handler_context.ask(call, call.renamed(found["Id"]).without("verbose"))
+        network = await inspect(self._handler_context.engine, "networks", call.match.name)
+        if network is None or not _is_shown(network, call.caller):
+            raise (NotFound if network is None else NotYours)(f"No such network: {call.match.name}")
+        answer = await self._handler_context.ask(call, call.renamed(network["Id"]).without("verbose"))
         if answer.status == OK:
             shown = shown_network(answer.json(), await self._own_ids(call))
             answer = with_json(answer, shown)
@@ -160,9 +160,9 @@ class Volumes:
 
         The answer is refused if the volume is not the caller's.
         """
-        asked = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
+        body = await self._handler_context.read(call, VOLUME_CREATE_TABLE)
         body = self._handler_context.labelled(
-            call, judge_volume(asked, self._handler_context.plain_context(call))
+            call, judge_volume(body, self._handler_context.plain_context(call))
         )
         # During another user's create with the name, the engine would fill the volume from that user's image.
         async with self._handler_context.volume_locks.of_all(filter(None, [text(body, "Name")])):

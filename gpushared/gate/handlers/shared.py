@@ -115,8 +115,8 @@ class ImageHandlers:
         check_image(name, self._handler_context.policy)
         if ":" not in name.rpartition("/")[2]:
             raise RequestError(f"{name} names no tag", hint=f"pull {name}:latest")
-        if found := await inspect(self._handler_context.engine, "images", name, suffix="/json"):
-            _check_pulled(name, found)
+        if description := await inspect(self._handler_context.engine, "images", name, suffix="/json"):
+            _check_pulled(name, description)
         await self._handler_context.send(call, body=b"")
 
 
@@ -126,13 +126,13 @@ def check_no_builder(image: str) -> None:
         raise PermissionRefused(BUILD[0], hint=BUILD[1])
 
 
-def _check_pulled(name: str, found: Body) -> None:
+def _check_pulled(name: str, description: Body) -> None:
     """Raise ``PermissionRefused`` if the image was made here.
 
     A pull would replace it for all users with the image that anybody may have put under its name at a
     registry.
     """
-    repositories = pulled_from(found)
+    repositories = pulled_from(description)
     if "@" in name:
         return  # a pull by digest takes no tag from any image
     if repositories is None:

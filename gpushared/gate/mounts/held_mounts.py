@@ -102,7 +102,7 @@ class HeldMounts:
     # --- for requests ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def held(self, account: Account, wishes: Sequence[NeededPath]) -> AsyncIterator[HeldMount]:
+    async def hold(self, account: Account, wishes: Sequence[NeededPath]) -> AsyncIterator[HeldMount]:
         """Make a new pin for a container that the block makes; without a container the next sweep removes it.
 
         Raises ``PermissionRefused`` for a path that the caller may not mount, ``TimedOut``, ``Unavailable``.
@@ -123,11 +123,11 @@ class HeldMounts:
     async def hold_again(self, name: str, account: Account, wishes: Sequence[NeededPath]) -> None:
         """Hold, before a start, the directories at the paths now, if they changed or nothing is held.
 
-        With an empty name only look. Raises as ``held`` does, and ``PermissionRefused`` if a path leads
+        With an empty name only look. Raises as ``hold`` does, and ``PermissionRefused`` if a path leads
         elsewhere by now.
         """
-        found = await self._hold(name, account, wishes, fixed=True)
-        for before, now in zip(wishes, found, strict=True):
+        resolved = await self._hold(name, account, wishes, fixed=True)
+        for before, now in zip(wishes, resolved, strict=True):
             if before.path != now.path:
                 raise PermissionRefused(
                     f"{before.path} was no link when the container was created, and leads to {now.path} now",
@@ -149,13 +149,13 @@ class HeldMounts:
 
     async def sweep(self) -> None:
         """Drop the pins without a container. Raises ``EngineUnavailable``, ``Unavailable``, ``TimedOut``."""
-        held = {*await self._names(), *await self._ledger.read()}
+        names = {*await self._names(), *await self._ledger.read()}
         # A finished pin has its container, unless the create failed.
         spared = set(self._making)
-        if not held - spared:
+        if not names - spared:
             return
         used = await self._used()
-        await self._drop(sorted(held - spared - used))
+        await self._drop(sorted(names - spared - used))
 
     async def keep(self, report: Callable[[str], None]) -> None:
         """Follow the engine for ever. ``report`` gets the sentence of ``restore`` when the engine is back."""
@@ -171,8 +171,8 @@ class HeldMounts:
         name = f"{self.beginning}trial"
         order = {"wishes": [_wish("/etc")], "prefixes": ["/etc"], "barred": [], "name": name}
         try:
-            held = await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
-            if trouble := held["found"][0]["trouble"]:
+            looked = await self._help(deed="hold", uid=0, gid=0, groups=[], **order)
+            if trouble := looked["found"][0]["trouble"]:
                 return f"bind mounts of users who are not trusted are refused: {trouble}"
             answer = await self._engine.call("POST", b"/containers/create", _trial_body(name))
             await self._drop([name])
@@ -208,7 +208,8 @@ class HeldMounts:
             gone=await self._take_slot(caller.uid),
             seconds=self._patience_seconds,
         )
-        return [_usable(wish, found, prefixes) for wish, found in zip(wishes, answer["found"], strict=True)]
+        findings = zip(wishes, answer["found"], strict=True)
+        return [_usable(wish, finding, prefixes) for wish, finding in findings]
 
     async def _take_slot(self, uid: int) -> Callable[[], None]:
         """Take a slot, which is given back when no process of the look is left. Raises ``TimedOut``."""
@@ -234,8 +235,8 @@ class HeldMounts:
             return MACHINE
 
     async def _names(self) -> list[str]:
-        found = await self._help(deed="names", beginning=self.beginning)
-        return [str(name) for name in found["names"]]
+        answer = await self._help(deed="names", beginning=self.beginning)
+        return [str(name) for name in answer["names"]]
 
     async def _drop(self, names: Sequence[str]) -> None:
         if names:
@@ -246,8 +247,8 @@ class HeldMounts:
     async def _missing(self) -> dict[str, HeldPaths]:
         if not (recorded := await self._ledger.read()):
             return {}
-        held = set(await self._names())
-        return {name: entry for name, entry in recorded.items() if name not in held | self._making}
+        held_names = set(await self._names())
+        return {name: entry for name, entry in recorded.items() if name not in held_names | self._making}
 
     async def _restore(self, name: str, entry: HeldPaths) -> str:
         try:
@@ -260,7 +261,7 @@ class HeldMounts:
         answer = await list_labelled(self._engine, LABEL_PINS)
         if answer.status != OK:
             raise EngineUnavailable("the Docker engine does not list its containers")
-        return {(found.get("Labels") or {}).get(LABEL_PINS, "") for found in answer.json()}
+        return {(container.get("Labels") or {}).get(LABEL_PINS, "") for container in answer.json()}
 
     async def _follow(self, report: Callable[[str], None]) -> None:
         """Follow the removal of containers with pins until the engine goes away."""
@@ -318,15 +319,15 @@ def _trial_body(name: str) -> bytes:
     return serialise({"Image": image, "HostConfig": {"Mounts": [mount]}})
 
 
-def _usable(wish: NeededPath, found: dict[str, str], prefixes: Sequence[str]) -> NeededPath:
-    if found.get("outside"):
+def _usable(wish: NeededPath, finding: dict[str, str], prefixes: Sequence[str]) -> NeededPath:
+    if finding.get("outside"):
         where = ", ".join(filter(None, prefixes)) or "nowhere, for you"
         raise PermissionRefused(f"{wish.path} may not be mounted", hint=f"mounts may come from: {where}")
-    if found["trouble"]:
+    if finding["trouble"]:
         raise PermissionRefused(
-            f"{wish.path} cannot be mounted: {found['trouble']}", hint="see `ls -ld` on it"
+            f"{wish.path} cannot be mounted: {finding['trouble']}", hint="see `ls -ld` on it"
         )
-    return replace(wish, path=found["path"])
+    return replace(wish, path=finding["path"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ async def run_helper(
 
     ``gone`` is called once no process of this order is left, in any case, and perhaps long after the call.
     """
-    held = life(gone or _nothing)
+    lifeline = life(gone or _nothing)
     try:
-        done = await run_program(
-            COMMAND, seconds=seconds, text=json.dumps(order), cwd="/", env={}, pass_fds=[held]
+        result = await run_program(
+            COMMAND, seconds=seconds, text=json.dumps(order), cwd="/", env={}, pass_fds=[lifeline]
         )
     except TimeoutError:
         raise TimedOut(
@@ -51,10 +51,10 @@ async def run_helper(
     except OSError as error:
         raise Unavailable(f"mounted paths cannot be checked: {error}") from error
     finally:
-        os.close(held)
-    if done.status != 0:
+        os.close(lifeline)
+    if result.status != 0:
         raise Unavailable("paths cannot be checked as the caller; is the daemon not root?", hint=HINT)
-    answer: dict[str, Any] = json.loads(done.output)
+    answer: dict[str, Any] = json.loads(result.output)
     if reason := answer.get("refused"):
         raise Unavailable(f"paths cannot be mounted here: {reason}", hint=HINT)
     return answer
@@ -79,19 +79,19 @@ class UserSlots:
 def life(gone: Callable[[], None]) -> int:
     """Return a descriptor for a process and its children; the end of the last of them calls ``gone``."""
     try:
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
     except OSError as error:
         gone()
         raise Unavailable(f"no helper can be started: {error}") from error
     loop = asyncio.get_running_loop()
 
     def ended() -> None:
-        loop.remove_reader(ours)
-        os.close(ours)
+        loop.remove_reader(read_end)
+        os.close(read_end)
         gone()
 
-    loop.add_reader(ours, ended)
-    return theirs
+    loop.add_reader(read_end, ended)
+    return write_end
 
 
 def _nothing() -> None:

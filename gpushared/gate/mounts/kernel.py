@@ -116,8 +116,7 @@ def clone(descriptor: int, *, read_only: bool) -> int:
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE
     tree = _call(_OPEN_TREE, descriptor, b"", flags)
-    wanted = _ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0)
-    attributes = _MountAttr(wanted, 0, MS_PRIVATE, 0)
+    attributes = _MountAttr(_ATTR_NOSUID | _ATTR_NODEV | (_ATTR_RDONLY if read_only else 0), 0, MS_PRIVATE, 0)
     size = ctypes.sizeof(attributes)
     try:
         _call(_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH | AT_RECURSIVE, ctypes.byref(attributes), size)
@@ -127,9 +126,9 @@ def clone(descriptor: int, *, read_only: bool) -> int:
     return tree
 
 
-def attach(tree: int, place: int) -> None:
+def attach(tree: int, target: int) -> None:
     """Put a cloned mount on a file or directory of this process's mount namespace."""
-    _call(_MOVE_MOUNT, tree, b"", place, b"", _MOVE_MOUNT_EMPTY_PATHS)
+    _call(_MOVE_MOUNT, tree, b"", target, b"", _MOVE_MOUNT_EMPTY_PATHS)
 
 
 def mount_overlay(lower: Sequence[str], upper: str = "", work: str = "") -> int:
@@ -193,9 +192,9 @@ def detach_opened(descriptor: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in (number, *arguments)]
+    call_arguments = [ctypes.c_long(each) if isinstance(each, int) else each for each in (number, *arguments)]
     try:
-        return _checked(_LIBC.syscall(*words))
+        return _checked(_LIBC.syscall(*call_arguments))
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
@@ -263,12 +262,12 @@ def below(path: str, table: list[Mount]) -> list[Mount]:
 
 def outermost(points: Iterable[str]) -> list[str]:
     """Return the points that lie in none of the others."""
-    kept: list[str] = []
+    outer: list[str] = []
     for point in sorted(points, key=lambda each: each.split("/")):
-        if not kept or not is_under(point, kept[-1]):
-            kept.append(point)
-    return kept
+        if not outer or not is_under(point, outer[-1]):
+            outer.append(point)
+    return outer
 
 
-def _related(one: str, other: str) -> bool:
-    return is_under(one, other) or is_under(other, one)
+def _related(path: str, other: str) -> bool:
+    return is_under(path, other) or is_under(other, path)

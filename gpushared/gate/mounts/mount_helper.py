@@ -53,22 +53,22 @@ def open_as(order: Order) -> tuple[list[tuple[int, str]], list[str]]:
 
     The caller opens the prefixes too: in a caller's home root would wait in a file system mounted there.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (child := os.fork()) == 0:
-        ours.close()
+        own_end.close()
         status = 1
         try:
             _become(order)
             for wish in order["wishes"]:
-                _hand_over(theirs, wish["path"], write=wish["write"])
+                _hand_over(child_end, wish["path"], write=wish["write"])
             for prefix in order["prefixes"]:
-                _hand_over(theirs, prefix, write=False)
+                _hand_over(child_end, prefix, write=False)
             status = 0
         finally:
             os._exit(status)
-    theirs.close()
-    opened = [_take(ours) for _ in order["wishes"]]
-    roots = [_real_path(_take(ours)[0], prefix) for prefix in order["prefixes"]]
+    child_end.close()
+    opened = [_take(own_end) for _ in order["wishes"]]
+    roots = [_real_path(_take(own_end)[0], prefix) for prefix in order["prefixes"]]
     os.waitpid(child, 0)
     return opened, roots
 
@@ -115,10 +115,10 @@ def _access_trouble(descriptor: int, *, write: bool) -> str:
 
 
 def _take(channel: socket.socket) -> tuple[int, str]:
-    words, descriptors, _, _ = socket.recv_fds(channel, ANSWER_BYTES, 1)
-    if not words:
+    data, descriptors, _, _ = socket.recv_fds(channel, ANSWER_BYTES, 1)
+    if not data:
         raise HelperRefusedError("the caller's own look at the paths broke off")
-    return (descriptors[0] if descriptors else -1), words.decode().rstrip("\0")
+    return (descriptors[0] if descriptors else -1), data.decode().rstrip("\0")
 
 
 def _real_path(descriptor: int, path: str) -> str:
@@ -141,17 +141,17 @@ class Judge:
         self._uid = order["uid"]
         self._table = kernel.read_table()
         self._prefixes = prefixes
-        self._barred = [found for path in order["barred"] if (found := self._locate(path))]
+        self._barred = [location for path in order["barred"] if (location := self._locate(path))]
 
     def look(self, descriptor: int, refusal: str, *, again: bool) -> dict[str, str]:
         """Return the file's real path, with a mark if it is outside all prefixes, or the refusal."""
         path = _name_of(descriptor)
         if (mount := kernel.mount_of(descriptor, self._table)) is None:
-            return _found(path, FOREIGN)
+            return _finding(path, FOREIGN)
         if not any(prefix != "/" and is_under(path, prefix) for prefix in self._prefixes):
-            return {**_found(path), "outside": "yes"}
+            return {**_finding(path), "outside": "yes"}
         trouble = self._trouble(descriptor, path, mount) or refusal
-        return _found(path, trouble or ("" if again else self._missed(path)))
+        return _finding(path, trouble or ("" if again else self._missed(path)))
 
     def _missed(self, path: str) -> str:
         """Name a FUSE file system of the caller's own below the path, which the held mount would leave out.
@@ -167,18 +167,18 @@ class Judge:
         # This check comes before any question to the file itself: a user's file system need not answer.
         if kernel.user_of(mount) is not None:
             return OF_A_USER
-        found = os.fstat(descriptor)
-        if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
+        status = os.fstat(descriptor)
+        if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
             return "it is neither a file nor a directory"
-        if found.st_nlink == 0 or path.endswith(DELETED):
+        if status.st_nlink == 0 or path.endswith(DELETED):
             return GONE
         inside = kernel.below(path, self._table)
-        places = [
+        locations = [
             kernel.location(path, mount),
             *(kernel.location(each.point, each) for each in inside),
         ]
-        for place in places:
-            if barred := next((each for each in self._barred if each.touches(place)), None):
+        for location in locations:
+            if barred := next((each for each in self._barred if each.touches(location)), None):
                 return f"{barred.path} is for the system only"
         for each in (mount, *inside):
             if each.kind in kernel.KERNELS_OWN:
@@ -200,7 +200,7 @@ def _name_of(descriptor: int) -> str:
     return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
-def _found(path: str, trouble: str = "") -> dict[str, str]:
+def _finding(path: str, trouble: str = "") -> dict[str, str]:
     return {"path": path, "trouble": trouble}
 
 
@@ -212,7 +212,7 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
     for (descriptor, refusal), wish in zip(opened, order["wishes"], strict=True):
         path = os.path.normpath(wish["path"])
         if descriptor < 0:
-            findings.append(_found(path, refusal))
+            findings.append(_finding(path, refusal))
         else:
             findings.append(judge.look(descriptor, refusal, again=wish["fixed"]))
     return [descriptor for descriptor, _ in opened], findings
@@ -223,13 +223,14 @@ def look_at(order: Order) -> tuple[list[int], list[dict[str, str]]]:
 
 def hold(order: Order, engine: int | None) -> dict[str, Any]:
     """Look, and if no wish is refused, hold all files under the order's name."""
-    files, found = look_at(order)
+    files, findings = look_at(order)
     moved = any(
         wish["fixed"] and finding["path"] != wish["path"]
-        for wish, finding in zip(order["wishes"], found, strict=True)
+        for wish, finding in zip(order["wishes"], findings, strict=True)
     )
-    if moved or any(finding["trouble"] or finding.get("outside") for finding in found) or not order["name"]:
-        return {"found": found}
+    refused = any(finding["trouble"] or finding.get("outside") for finding in findings)
+    if moved or refused or not order["name"]:
+        return {"found": findings}
     trees = [
         (os.fstat(each), kernel.clone(each, read_only=not wish["write"]))
         for each, wish in zip(files, order["wishes"], strict=True)
@@ -237,17 +238,17 @@ def hold(order: Order, engine: int | None) -> dict[str, Any]:
     folder = _root(order["root"], engine) / order["name"]
     folder.mkdir(mode=0o700, exist_ok=True)
     leaves = [folder / str(number) for number in range(len(trees))]
-    new = [leaf for leaf, tree in zip(leaves, trees, strict=True) if _place(leaf, *tree)]
+    new = [leaf for leaf, tree in zip(leaves, trees, strict=True) if _mount_leaf(leaf, *tree)]
     try:
         _leave_out_users_own([str(leaf) for leaf in leaves])
     except BaseException:
         for leaf in new:
             _remove_leaf(leaf)
         raise
-    return {"found": found}
+    return {"found": findings}
 
 
-def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
+def _mount_leaf(leaf: Path, source: os.stat_result, tree: int) -> bool:
     """Mount the tree on the leaf, unless the same is mounted there already."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(leaf.lstat(), source):
@@ -257,9 +258,9 @@ def _place(leaf: Path, source: os.stat_result, tree: int) -> bool:
         leaf.mkdir(mode=0)
     else:
         leaf.touch(mode=0)
-    place = os.open(leaf, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    kernel.attach(tree, place)
-    os.close(place)
+    target = os.open(leaf, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    kernel.attach(tree, target)
+    os.close(target)
     return True
 
 
@@ -279,16 +280,16 @@ def _leave_out_users_own(leaves: list[str]) -> None:
 
 
 def _detach_users_own(leaf: str, path: str, mounts: list[Mount]) -> None:
-    held = os.open(leaf, os.O_PATH | os.O_CLOEXEC)
+    folder = os.open(leaf, os.O_PATH | os.O_CLOEXEC)
     try:
         # Directories on the path belong to the user, who could replace one with a link to anywhere.
-        found = kernel.open_below(held, path)
-        top = kernel.mount_of(found, mounts)
+        descriptor = kernel.open_below(folder, path)
+        top = kernel.mount_of(descriptor, mounts)
         if top is not None and kernel.user_of(top) is not None:
-            kernel.detach_opened(found)
-        os.close(found)
+            kernel.detach_opened(descriptor)
+        os.close(descriptor)
     finally:
-        os.close(held)
+        os.close(folder)
 
 
 def drop(order: Order, engine: int | None) -> dict[str, Any]:

@@ -53,10 +53,10 @@ def _is_empty(name: str, path: str) -> bool:
 
 def _open(name: str, path: str) -> int:
     """Open the directory of the volume's files. Only root can replace this directory."""
-    place = Path(path)
-    if place.parts[-2:] != (name, FILES):
+    files = Path(path)
+    if files.parts[-2:] != (name, FILES):
         raise OSError(errno.EINVAL, f"{path} is not where volumes are")
-    folder = os.open(place.parent, _FOLDER)
+    folder = os.open(files.parent, _FOLDER)
     try:
         return _open_folder(kernel.open_entry(folder, FILES))
     finally:
@@ -75,8 +75,8 @@ def _give(top: int, uid: int, gid: int) -> None:
     way = [(top, _give_entries(top, uid, gid))]
     while way:
         folder, inner = way[-1]
-        if (found := next(inner, None)) is not None:
-            way.append((found, _give_entries(found, uid, gid)))
+        if (child := next(inner, None)) is not None:
+            way.append((child, _give_entries(child, uid, gid)))
         else:
             os.close(folder)
             way.pop()

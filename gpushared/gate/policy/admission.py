@@ -56,16 +56,16 @@ def judge_create(body: Body, context: Context, notes: Notes | None = None) -> Bo
     field is refused: a refusal is noted instead, and the field is missing in the result.
     """
     body = _fitted(body, CREATE_TABLE, context, notes)
-    asked = section(body, "HostConfig")
+    requested = section(body, "HostConfig")
     judged = _apply(body, CREATE, context, notes=notes)
-    host = _apply({"NetworkMode": "", **asked}, HOST, context, where=HOST_PREFIX, notes=notes)
-    if not asked.get("NetworkMode"):
+    host = _apply({"NetworkMode": "", **requested}, HOST, context, where=HOST_PREFIX, notes=notes)
+    if not requested.get("NetworkMode"):
         host.pop("NetworkMode", None)
-    mounts = _mounts(asked, notes)
-    own = _own_settings(body, asked, context)
-    limits = _limits(asked, host, context)
+    mounts = _mounts(requested, notes)
+    own = _own_settings(body, requested, context)
+    limits = _limits(requested, host, context)
     for name, value in (own | limits).items():
-        _note(notes, HOST_PREFIX + name, asked.get(name), value)
+        _note(notes, HOST_PREFIX + name, requested.get(name), value)
     caller = context.account.caller
     root = process_rules.is_root_inside(body.get("User"), context)
     judged["User"] = "0:0" if root else f"{caller.uid}:{caller.gid}"
@@ -123,10 +123,10 @@ def networks_of(body: Body) -> list[str]:
 # --- parts of a create ---------------------------------------------------------------------------------
 
 
-def _own_settings(body: Body, asked: Body, context: Context) -> Body:
+def _own_settings(body: Body, requested: Body, context: Context) -> Body:
     """Return the settings that every container of a confined caller gets."""
     root = process_rules.is_root_inside(body.get("User"), context)
-    options = asked.get("SecurityOpt") or ()
+    options = requested.get("SecurityOpt") or ()
     unconfined = (
         context.policy.unconfined_seccomp
         and not process_rules.UNCONFINED_SECCOMP.isdisjoint(options)
@@ -134,7 +134,7 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
     )
     # A capability has no effect without root inside, because no program gains privileges.
     added = (
-        process_rules.ROOT_CAPABILITIES | process_rules.capabilities(asked.get("CapAdd"))
+        process_rules.ROOT_CAPABILITIES | process_rules.capabilities(requested.get("CapAdd"))
         if root
         else frozenset()
     )
@@ -143,15 +143,15 @@ def _own_settings(body: Body, asked: Body, context: Context) -> Body:
         "CapDrop": ["ALL"],
         **({"CapAdd": sorted(added)} if root else {}),
         "SecurityOpt": ["no-new-privileges", *(["seccomp=unconfined"] if unconfined else [])],
-        "PidsLimit": r.pids(asked.get("PidsLimit"), context.policy),
+        "PidsLimit": r.pids(requested.get("PidsLimit"), context.policy),
     }
 
 
-def _limits(asked: Body, host: Body, context: Context) -> Body:
+def _limits(requested: Body, host: Body, context: Context) -> Body:
     """Return the site's limits for values that the caller leaves out, or that are below zero."""
     policy, limits = context.policy, Body()
     together = policy.user_bounds
-    if policy.memory_limit_bytes and not asked.get("Memory"):
+    if policy.memory_limit_bytes and not requested.get("Memory"):
         limits["Memory"] = min(policy.memory_limit_bytes, together.memory_bytes or policy.memory_limit_bytes)
     if policy.cpu_limit and r.whole(host, "NanoCpus") <= 0 and r.whole(host, "CpuQuota") <= 0:
         # The kernel takes no higher limit for one container than for all containers of its user.
@@ -182,17 +182,17 @@ def _alone(host: Body, notes: Notes | None) -> None:
             _refuse(error, HOST_PREFIX + name, host[name], notes)
 
 
-def _mounts(asked: Body, notes: Notes | None) -> list[Body]:
+def _mounts(requested: Body, notes: Notes | None) -> list[Body]:
     judged: list[Body] = []
     for name in ("Binds", "Mounts"):
         try:
             # The rules run twice, because a bind becomes a mount object, which has its own rules.
-            mounts = judge_mounts({"Mounts": judge_mounts({name: asked.get(name)})})
+            mounts = judge_mounts({"Mounts": judge_mounts({name: requested.get(name)})})
         except (PermissionRefused, RequestError) as error:
-            _refuse(error, HOST_PREFIX + name, asked.get(name), notes)
+            _refuse(error, HOST_PREFIX + name, requested.get(name), notes)
         else:
             judged += mounts
-            _note(notes, HOST_PREFIX + name, asked.get(name), mounts or None)
+            _note(notes, HOST_PREFIX + name, requested.get(name), mounts or None)
     return judged
 
 
@@ -214,14 +214,14 @@ def _apply(
     judged: Body = {}
     for name, value in body.items():
         try:
-            given = rules.get(name, _no_rule)(name, value, context)
+            effective = rules.get(name, _no_rule)(name, value, context)
         except (PermissionRefused, RequestError) as error:
             _refuse(error, where + name, value, notes)
             continue
         if name not in WHOLES:
-            _note(notes, where + name, value, given)
-        if given is not None:
-            judged[name] = given
+            _note(notes, where + name, value, effective)
+        if effective is not None:
+            judged[name] = effective
     if where == HOST_PREFIX:
         _try_cpus(judged, context, notes)
     return judged
@@ -259,15 +259,15 @@ def _check_cpus(judged: Body, context: Context) -> None:
     r.checked_cpus(r.whole(judged, "NanoCpus"), r.whole(judged, "CpuQuota"), period, context.policy)
 
 
-def _refuse(error: PermissionRefused | RequestError, name: str, asked: Json, notes: Notes | None) -> None:
+def _refuse(error: PermissionRefused | RequestError, name: str, requested: Json, notes: Notes | None) -> None:
     if notes is None:
         raise error
-    notes.refused(name, asked, error)
+    notes.refused(name, requested, error)
 
 
-def _note(notes: Notes | None, name: str, asked: Json, given: Json) -> None:
+def _note(notes: Notes | None, name: str, requested: Json, effective: Json) -> None:
     if notes is not None:
-        notes.judged(name, asked, given)
+        notes.judged(name, requested, effective)
 
 
 def _nested(rules: Mapping[str, Rule]) -> Rule:
@@ -324,17 +324,17 @@ def rules_of(fields: Table) -> dict[str, Rule]:
 
 def _rule_of(field: Field) -> Rule:
     rule, _, hint = field.rule.partition("; ")
-    name, *words = rule.split()
-    match name, words:
+    name, *arguments = rule.split()
+    match name, arguments:
         case "unset", []:
             return r.unset(hint)
         case "one-of", _:
-            return r.one_of("", *words, hint=hint)
+            return r.one_of("", *arguments, hint=hint)
         case "at-most", [most]:
             return r.at_most(int(most), hint)
         case "nested", [] if field.table is not None:
             return _nested(rules_of(field.table))
-    assert not words, f"{field.rule!r} has words too many"
+    assert not arguments, f"{field.rule!r} has words too many"
     return RULES[name]
 
 

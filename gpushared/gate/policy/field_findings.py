@@ -1,4 +1,4 @@
-"""Explain to people the judge's verdict on each field."""
+"""Explain to people the judge's decision on each field."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIONS: Mapping[str, str] = {
 
 
 class FieldDecision(StrEnum):
-    """Name the verdict on a field."""
+    """Name the decision on a field."""
 
     ALLOWED = "allowed"
     SET = "set"
@@ -52,15 +52,15 @@ class FieldDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FieldFinding:
-    """Hold the verdict on one field. ``asked`` and ``given`` are None for no value.
+    """Hold the decision on one field. ``requested`` and ``effective`` are None for no value.
 
     ``may_change``: the engine and the system refuse at this moment, not the policy.
     """
 
     field: str
-    verdict: FieldDecision
-    asked: Json = None
-    given: Json = None
+    decision: FieldDecision
+    requested: Json = None
+    effective: Json = None
     why: str = ""
     hint: str = ""
     may_change: bool = False
@@ -73,34 +73,34 @@ class FieldFinding:
 
 @dataclass(slots=True)
 class Notes:
-    """Collect the judge's verdicts; with notes the judge goes on after a refusal."""
+    """Collect the judge's decisions; with notes the judge goes on after a refusal."""
 
     findings: list[FieldFinding] = field(default_factory=list)
 
     @property
     def passes(self) -> bool:
         """Return True if no field is refused."""
-        return all(one.verdict is not FieldDecision.REFUSED for one in self.findings)
+        return all(finding.decision is not FieldDecision.REFUSED for finding in self.findings)
 
-    def refused(self, name: str, asked: Json, error: GpushareError, *, may_change: bool = False) -> None:
+    def refused(self, name: str, requested: Json, error: GpushareError, *, may_change: bool = False) -> None:
         self._put(
             FieldFinding(
-                name, FieldDecision.REFUSED, asked, None, error.message, error.hint or "", may_change
+                name, FieldDecision.REFUSED, requested, None, error.message, error.hint or "", may_change
             )
         )
 
-    def judged(self, name: str, asked: Json, given: Json) -> None:
-        """Note the verdict on a field, unless both values are empty, as in many fields that clients send."""
-        if not asked and not given:
+    def judged(self, name: str, requested: Json, effective: Json) -> None:
+        """Note the decision on a field, unless both values are empty, as in many fields that clients send."""
+        if not requested and not effective:
             return
-        if asked == given:
-            self._put(FieldFinding(name, FieldDecision.ALLOWED, asked, given))
-        elif given is None:
+        if requested == effective:
+            self._put(FieldFinding(name, FieldDecision.ALLOWED, requested, effective))
+        elif effective is None:
             self._put(
-                FieldFinding(name, FieldDecision.DROPPED, asked, None, WHY_DROPPED.get(name, NOT_HEEDED))
+                FieldFinding(name, FieldDecision.DROPPED, requested, None, WHY_DROPPED.get(name, NOT_HEEDED))
             )
         else:
-            self._put(FieldFinding(name, FieldDecision.SET, asked or None, given, WHY_SET.get(name, "")))
+            self.set(name, requested or None, effective, WHY_SET.get(name, ""))
 
     def left_out(self, name: str, version: str) -> None:
         why = f"version {version} of the Engine API, which the client speaks, does not have it"
@@ -109,14 +109,14 @@ class Notes:
     def unread(self, name: str) -> None:
         self._put(FieldFinding(name, FieldDecision.DROPPED, why="the engine does not read it"))
 
-    def set(self, name: str, asked: Json, given: Json, why: str) -> None:
-        self._put(FieldFinding(name, FieldDecision.SET, asked, given, why))
+    def set(self, name: str, requested: Json, effective: Json, why: str) -> None:
+        self._put(FieldFinding(name, FieldDecision.SET, requested, effective, why))
 
     def _put(self, finding: FieldFinding) -> None:
-        """Let the last verdict on a field stand, but keep a refusal."""
-        if finding.verdict is not FieldDecision.REFUSED:
-            same = [known for known in self.findings if known.field == finding.field]
-            if any(known.verdict is FieldDecision.REFUSED for known in same):
+        """Let the last decision on a field stand, but keep a refusal."""
+        if finding.decision is not FieldDecision.REFUSED:
+            same = [earlier for earlier in self.findings if earlier.field == finding.field]
+            if any(earlier.decision is FieldDecision.REFUSED for earlier in same):
                 return
-            self.findings = [known for known in self.findings if known not in same]
+            self.findings = [earlier for earlier in self.findings if earlier not in same]
         self.findings.append(finding)

@@ -85,9 +85,9 @@ def null(name: str, value: Json, _context: Context) -> Json:
         )
 
 
-def one_of(*words: str, hint: str = "") -> Rule:
+def one_of(*values: str, hint: str = "") -> Rule:
     def rule(name: str, value: Json, _context: Context) -> Json:
-        if value is not None and value not in words:
+        if value is not None and value not in values:
             raise PermissionRefused(f"{name} {shown(str(value))} is not allowed for you", hint=hint)
         return value
 
@@ -114,10 +114,10 @@ def devices(name: str, value: Json, context: Context) -> Json:
 def _device(device: Body, context: Context) -> Body:
     path, inside = text(device, "PathOnHost"), text(device, "PathInContainer")
     if not may_be_passed(path) or not any(matches(path, each) for each in context.policy.devices):
-        given = ", ".join(context.policy.devices) or "none"
+        site_devices = ", ".join(context.policy.devices) or "none"
         raise PermissionRefused(
             f"the device {shown(path)} is not for you",
-            hint=f"GPUs come by a lease: --gpus 1; devices given here: {given}",
+            hint=f"GPUs come by a lease: --gpus 1; devices given here: {site_devices}",
         )
     if inside not in {"", path}:
         raise PermissionRefused(
@@ -274,24 +274,24 @@ def check_image(reference: str, policy: SitePolicy) -> None:
             f"{shown(reference)} may be the id of any image", hint="write the image's name"
         )
     name, tagged = full_names(reference)
-    if not any(fnmatchcase(name, one) or fnmatchcase(tagged, one) for one in policy.images):
+    if not any(fnmatchcase(name, pattern) or fnmatchcase(tagged, pattern) for pattern in policy.images):
         raise PermissionRefused(
             f"the image {shown(name)} is not allowed for you",
             hint=f"images here come from: {', '.join(policy.images) or 'nowhere'}",
         )
 
 
-def pulled_from(found: Body) -> frozenset[str] | None:
+def pulled_from(description: Body) -> frozenset[str] | None:
     """Return the repositories from which an image came, by its inspect; None if the engine does not know.
 
     Engines that keep images in containerd give a digest to every tag, also of a built or loaded image; there
     an image's id is its digest. From version 29 on they keep each image's origin as ``Identity``.
     """
-    if found.get("Identity"):
-        pulls = objects(section(found, "Identity"), "Pull")
+    if description.get("Identity"):
+        pulls = objects(section(description, "Identity"), "Pull")
         return frozenset(full_names(text(pull, "Repository"))[0] for pull in pulls)
-    named = [digest.partition("@") for digest in strings(found, "RepoDigests")]
-    if any(digest == found.get("Id") for _, _, digest in named):
+    named = [digest.partition("@") for digest in strings(description, "RepoDigests")]
+    if any(digest == description.get("Id") for _, _, digest in named):
         return None
     return frozenset(full_names(name)[0] for name, _, _ in named)
 

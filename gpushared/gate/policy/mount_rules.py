@@ -35,11 +35,11 @@ def unnamed_volumes(host: Body, paths: Iterable[str]) -> list[Body]:
 
     The engine makes the same volumes by itself, but without a label that names their owner.
     """
-    taken = {clean_path(mount["Target"]) for mount in objects(host, "Mounts")}
-    taken |= {clean_path(path) for path in section(host, "Tmpfs")} | {"/"}
-    wanted = {clean_path(path) for path in paths if path.startswith("/")}
+    mounted = {clean_path(mount["Target"]) for mount in objects(host, "Mounts")}
+    mounted |= {clean_path(path) for path in section(host, "Tmpfs")} | {"/"}
+    targets = sorted({clean_path(path) for path in paths if path.startswith("/")} - mounted)
     options: Body = {"Labels": {LABEL_UNNAMED: ""}}
-    return [{"Type": "volume", "Target": path, "VolumeOptions": options} for path in sorted(wanted - taken)]
+    return [{"Type": "volume", "Target": target, "VolumeOptions": options} for target in targets]
 
 
 def clean_path(path: str) -> str:
@@ -69,13 +69,13 @@ def _of_bind(bind: str) -> Body:
         return {"Type": "volume", "Target": bind}
     source, target, options = (*parts, "")[:3]
     _check_printable(source)
-    words = set(filter(None, options.split(",")))
-    if len(parts) > 3 or words - BIND_WORDS:  # noqa: PLR2004 - source, target, options
+    flags = set(filter(None, options.split(",")))
+    if len(parts) > 3 or flags - BIND_WORDS:  # noqa: PLR2004 - source, target, options
         raise PermissionRefused(f"the mount {bind!r} has options that are not for you", hint="ro and rw are")
-    mount: Body = {"Type": "volume", "Source": source, "Target": target, "ReadOnly": "ro" in words}
+    mount: Body = {"Type": "volume", "Source": source, "Target": target, "ReadOnly": "ro" in flags}
     if source.startswith("/"):
         mount["Type"] = "bind"
-    elif "nocopy" in words:
+    elif "nocopy" in flags:
         mount["VolumeOptions"] = {"NoCopy": True}
     return mount
 
@@ -128,8 +128,8 @@ def _volume_options(mount: Body) -> Body:
     return {"VolumeOptions": {key: options[key] for key in ("NoCopy", "Labels") if options.get(key)}}
 
 
-def _check_known(body: Body, known: Collection[str], where: str) -> None:
-    check_keys(body, known, f"{where}.")
-    unknown = sorted(body.keys() - known)
+def _check_known(body: Body, names: Collection[str], where: str) -> None:
+    check_keys(body, names, f"{where}.")
+    unknown = sorted(body.keys() - names)
     if unknown:
         raise PermissionRefused(f"{where}.{unknown[0]} may not be set by you", hint="leave it out")

@@ -103,8 +103,8 @@ def _binding(binding: Body, context: Context) -> Body:
 
 
 def ipam(_name: str, value: Json, _context: Context) -> Json:
-    asked = value or {}
-    if text(asked, "Driver") not in {"", "default"} or asked.get("Config") or asked.get("Options"):
+    settings = value or {}
+    if text(settings, "Driver") not in {"", "default"} or settings.get("Config") or settings.get("Options"):
         raise PermissionRefused(
             "the addresses of a network are not yours to choose", hint="leave them out: the engine finds some"
         )

@@ -75,9 +75,9 @@ def groups(name: str, value: Json, context: Context) -> Json:
 
 def cap_add(_name: str, value: Json, context: Context) -> Json:
     policy = context.policy
-    given = policy.capabilities + (tuple(ROOT_CAPABILITIES) if policy.root_inside else ())
+    allowed = policy.capabilities + (tuple(ROOT_CAPABILITIES) if policy.root_inside else ())
     for capability in capabilities(value):
-        if capability not in given:
+        if capability not in allowed:
             hint = "debuggers work on your own programs without it" if capability == "SYS_PTRACE" else ""
             raise PermissionRefused(
                 f"the capability {shown(capability)} is not for you",
@@ -88,8 +88,8 @@ def cap_add(_name: str, value: Json, context: Context) -> Json:
 
 def capabilities(value: Json) -> frozenset[str]:
     """Return the capabilities of a list of words, or of one word."""
-    words = [value] if isinstance(value, str) and value else value or []
-    return frozenset(word.upper().removeprefix("CAP_") for word in words)
+    names = [value] if isinstance(value, str) and value else value or []
+    return frozenset(name.upper().removeprefix("CAP_") for name in names)
 
 
 def security(name: str, value: Json, context: Context) -> Json:
@@ -125,10 +125,10 @@ def ipc(name: str, value: Json, context: Context) -> Json:
 def sysctls(_name: str, value: Json, context: Context) -> Json:
     for parameter in value or {}:
         if not any(matches(parameter, each) for each in context.policy.sysctls):
-            given = ", ".join(context.policy.sysctls) or "none"
+            allowed = ", ".join(context.policy.sysctls) or "none"
             raise PermissionRefused(
                 f"the kernel parameter {shown(parameter)} is not yours to set",
-                hint=f"those that are: {given}",
+                hint=f"those that are: {allowed}",
             )
     return value
 

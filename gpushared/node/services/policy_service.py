@@ -45,7 +45,7 @@ class PolicyApi:
         caller = await _account_of(message.user, caller) if message.user else caller
         found = await self._gate.explainer.explain(message.create_body, version, caller)
         return policy_pb2.PolicyExplanation(
-            passes=all(one.verdict is not FieldDecision.REFUSED for one in found),
+            passes=all(one.decision is not FieldDecision.REFUSED for one in found),
             findings=map(_view, found),
             judged=self._gate.judges(caller),
             preset=self._gate.policy.preset,
@@ -102,9 +102,9 @@ def _view(one: FieldFinding) -> policy_pb2.PolicyFinding:
     return policy_pb2.PolicyFinding(
         field=one.field,
         option=one.option,
-        verdict=one.verdict,
-        asked=_text(one.asked),
-        given=_text(one.given),
+        verdict=one.decision,
+        asked=_text(one.requested),
+        given=_text(one.effective),
         why=one.why,
         hint=one.hint,
         may_change=one.may_change,

@@ -122,7 +122,7 @@ async def seen(holding: Holding, path: Path) -> str:
     """What the file in a new pin of this path says."""
     root = Path(f"/proc/{await holding.engine.peer_pid()}/root")
     try:
-        async with holding.pins.held(account(), [wish(path)]) as pin:
+        async with holding.pins.hold(account(), [wish(path)]) as pin:
             return (root / pin.source(0).lstrip("/") / "file").read_text()
     except PermissionRefused:
         return "refused"
@@ -171,7 +171,7 @@ async def test_no_program_gains_rights_and_no_device_works_in_what_is_mounted(ho
 
 
 async def test_what_is_mounted_read_only_is_so_already_before_the_engine_mounts_it(holding: Holding) -> None:
-    async with holding.pins.held(account(), [wish(holding.own / "d")]) as pin:
+    async with holding.pins.hold(account(), [wish(holding.own / "d")]) as pin:
         pid = await holding.engine.peer_pid()
         table = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
         (line,) = (line.split() for line in table if line.split()[4] == pin.source(0))
@@ -190,7 +190,7 @@ async def test_a_file_is_held_as_a_directory_is(holding: Holding) -> None:
 
 async def test_nobody_else_gets_at_what_is_held(holding: Holding) -> None:
     """The mount itself is past the directories that keep others out."""
-    async with holding.pins.held(account(), [wish(holding.own / "d")]) as pin:
+    async with holding.pins.hold(account(), [wish(holding.own / "d")]) as pin:
         pid = str(await holding.engine.peer_pid())
         for uid, readable in ((0, True), (ALICE.uid, False), (BOB.uid, False)):
             ids = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
@@ -230,7 +230,7 @@ def lenient(docker_engine: str, home: Path, tmp_path: Path) -> HeldMounts:
 
 async def refusal(pins: HeldMounts, path: Path | str) -> str:
     with pytest.raises(PermissionRefused) as refused:
-        async with pins.held(account(), [wish(path)]):
+        async with pins.hold(account(), [wish(path)]):
             pass
     return str(refused.value)
 
@@ -323,7 +323,7 @@ async def test_a_name_with_a_line_end_is_mounted_where_a_link_leads_to_it(holdin
 
 async def test_more_mounts_than_anybody_needs_are_refused(lenient: HeldMounts, home: Path) -> None:
     with pytest.raises(PermissionRefused, match="65 mounts are too many"):
-        async with lenient.held(account(), [wish(home / "own")] * 65):
+        async with lenient.hold(account(), [wish(home / "own")] * 65):
             pass
 
 
@@ -479,7 +479,7 @@ async def test_where_nothing_can_be_noted_nothing_is_mounted(
     policy = SitePolicy(bind_prefixes=(str(home),))
     pins = HeldMounts(EngineSocket(docker_engine), lambda: policy, ledger=tmp_path / "file")
     with pytest.raises(Unavailable, match="cannot be recorded"):
-        async with pins.held(account(), [wish(home / "own" / "d")]):
+        async with pins.hold(account(), [wish(home / "own" / "d")]):
             pass
     await pins.sweep()
     assert not list(Path(ROOT).glob(f"{pins.beginning}*"))

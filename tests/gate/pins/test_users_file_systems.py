@@ -55,7 +55,7 @@ def inner(home: Path) -> Iterator[Fuse]:
 
 
 async def look(pins: HeldMounts, path: Path, *, home: Path | str = "", caller: Caller = ALICE) -> None:
-    async with pins.held(account(caller, home), [wish(path)]):
+    async with pins.hold(account(caller, home), [wish(path)]):
         pass
 
 
@@ -115,8 +115,8 @@ async def test_after_a_reboot_one_users_silent_file_system_keeps_no_others_mount
     docker_engine: str, impatient: HeldMounts, home: Path, bobs: Path
 ) -> None:
     async with AsyncExitStack() as stack:
-        alices = await stack.enter_async_context(impatient.held(account(), [wish(home / "own" / "d")]))
-        others = await stack.enter_async_context(impatient.held(account(BOB), [wish(bobs)]))
+        alices = await stack.enter_async_context(impatient.hold(account(), [wish(home / "own" / "d")]))
+        others = await stack.enter_async_context(impatient.hold(account(BOB), [wish(bobs)]))
     engine = EngineSocket(docker_engine)
     await lose(engine, alices.name, others.name)
     with fuse(home / "own" / "d") as served:
