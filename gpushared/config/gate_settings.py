@@ -161,14 +161,14 @@ class OrPreset(ValueKind):
     kind: ValueKind
 
     @property
-    def words(self) -> str:
-        return f"{self.kind.words}, or `{toml_string(PRESET)}`"
+    def description(self) -> str:
+        return f"{self.kind.description}, or `{toml_string(PRESET)}`"
 
     def read(self, value: object) -> object:
         return None if value == PRESET else self.kind.read(value)
 
-    def from_word(self, word: str) -> object:
-        return word if word == PRESET else self.kind.from_word(word)
+    def from_text(self, text: str) -> object:
+        return text if text == PRESET else self.kind.from_text(text)
 
     def write(self, value: object) -> str:
         return toml_string(PRESET) if value is None else self.kind.write(value)

@@ -63,8 +63,8 @@ def read_hours(text: str) -> tuple[int, int] | None:
 
 def read_days(text: str) -> frozenset[int]:
     """Read ``sat,sun`` as numbers of days. Raises ValueError."""
-    words = [word.strip() for word in text.split(",")] if text.strip() else []
-    return frozenset(DAYS.index(word) for word in words)
+    names = [name.strip() for name in text.split(",")] if text.strip() else []
+    return frozenset(DAYS.index(name) for name in names)
 
 
 def is_hours(text: str) -> bool:
@@ -150,5 +150,5 @@ def idle_with(general: IdleConfig, settings: Mapping[str, Any]) -> IdleConfig:
 
 def quiet_with(general: QuietTimesConfig, settings: Mapping[str, Any]) -> QuietTimesConfig:
     """Put a project's own settings over those of quiet times; the quiet hours are the same for everybody."""
-    held = {one.name: getattr(general, one.name) for one in fields(QuietTimesConfig)}
-    return QuietTimesConfig(**{**held, **settings})
+    general_settings = {field.name: getattr(general, field.name) for field in fields(QuietTimesConfig)}
+    return QuietTimesConfig(**{**general_settings, **settings})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpushared.domain.model.errors import RequestError
 from gpushared.domain.model.gpu import MIB, WHOLE_PERMILLE
@@ -32,21 +32,21 @@ class Wrong(Exception):
 class ValueKind(ABC):
     """Read and write one kind of value.
 
-    ``from_word`` makes the value that TOML would give of the word of an environment variable or a flag.
+    ``from_text`` makes the value that TOML would give of the text of an environment variable or a flag.
     """
 
     @property
     @abstractmethod
-    def words(self) -> str:
+    def description(self) -> str:
         """Return the kind as the reference names it."""
 
     @abstractmethod
     def read(self, value: object) -> object:
         """Return the value as the program uses it. Raises Wrong."""
 
-    def from_word(self, word: str) -> object:
-        """Return the value for ``read``; a word that cannot be one stays a text, which ``read`` refuses."""
-        return word
+    def from_text(self, text: str) -> object:
+        """Return the value for ``read``; a text that cannot be one stays as it is, and ``read`` refuses it."""
+        return text
 
     def write(self, value: object) -> str:
         """Return the value as TOML."""
@@ -55,15 +55,15 @@ class ValueKind(ABC):
 
 @dataclass(frozen=True)
 class Text(ValueKind):
-    """Read any text, or text that ``fits``; ``words`` tells which."""
+    """Read any text, or text that ``fits``; ``description`` tells which."""
 
-    words: str = "text"
+    description: str = "text"
     fits: Callable[[str], bool] = lambda _: True
 
     def read(self, value: object) -> object:
         text = _text(value)
         if not self.fits(text):
-            raise Wrong(f"must be {self.words}, not {shown(text)}")
+            raise Wrong(f"must be {self.description}, not {shown(text)}")
         return text
 
 
@@ -74,7 +74,7 @@ class Choice(ValueKind):
     choices: type[StrEnum]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return " or ".join(f"`{choice}`" for choice in self.choices)
 
     def read(self, value: object) -> object:
@@ -89,15 +89,15 @@ class Choice(ValueKind):
 class YesOrNo(ValueKind):
     """Read yes or no."""
 
-    words: str = "`true` or `false`"
+    description: str = "`true` or `false`"
 
     def read(self, value: object) -> object:
         if type(value) is not bool:
-            raise Wrong(f"must be true or false, not {_described(value)}")
+            raise Wrong(f"must be true or false, not {_describe(value)}")
         return value
 
-    def from_word(self, word: str) -> object:
-        return {"true": True, "false": False}.get(word, word)
+    def from_text(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text, text)
 
     def write(self, value: object) -> str:
         return "true" if value else "false"
@@ -111,18 +111,18 @@ class Whole(ValueKind):
     highest: int
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"whole number, {self.lowest} to {self.highest}"
 
     def read(self, value: object) -> object:
         if type(value) is not int:
-            raise Wrong(f"must be a whole number, not {_described(value)}")
+            raise Wrong(f"must be a whole number, not {_describe(value)}")
         if not self.lowest <= value <= self.highest:
             raise Wrong(f"must be {self.lowest} to {self.highest}, not {value}")
         return value
 
-    def from_word(self, word: str) -> object:
-        return int(word) if re.fullmatch(r"-?[0-9]{1,18}", word) else word
+    def from_text(self, text: str) -> object:
+        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
     def write(self, value: object) -> str:
         return str(value)
@@ -133,13 +133,13 @@ class Seconds(Whole):
     """Read whole seconds, as a number or as a duration such as ``90s`` or ``5m``."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"seconds or a duration like `90s`, {self.lowest} to {self.highest}"
 
     def read(self, value: object) -> object:
-        number = self.from_word(value) if isinstance(value, str) else value
+        number = self.from_text(value) if isinstance(value, str) else value
         if isinstance(number, str):
-            number = _parsed(partial(parse_duration, least=0), number)
+            number = _parse(partial(parse_duration, least=0), number)
         return super().read(number)
 
 
@@ -151,23 +151,23 @@ class Number(ValueKind):
     highest: float
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"number, {self.lowest:g} to {self.highest:g}"
 
     def read(self, value: object) -> object:
         if type(value) not in (int, float):
-            raise Wrong(f"must be a number, not {_described(value)}")
+            raise Wrong(f"must be a number, not {_describe(value)}")
         assert isinstance(value, int | float)
         # Written so that NaN is outside too.
         if not self.lowest <= value <= self.highest:
             raise Wrong(f"must be {self.lowest:g} to {self.highest:g}, not {value}")
         return float(value)
 
-    def from_word(self, word: str) -> object:
+    def from_text(self, text: str) -> object:
         try:
-            return float(word)
+            return float(text)
         except ValueError:
-            return word
+            return text
 
     def write(self, value: object) -> str:
         return str(value)
@@ -178,10 +178,10 @@ class ByteSize(ValueKind):
     """Read bytes, written like ``300MiB``."""
 
     highest: int
-    words: str = "size like `300MiB`"
+    description: str = "size like `300MiB`"
 
     def read(self, value: object) -> object:
-        size = _parsed(parse_memory, _text(value, 'a size like "300MiB"'))
+        size = _parse(parse_memory, _text(value, 'a size like "300MiB"'))
         if size > self.highest:
             raise Wrong(f"must be at most {format_memory(self.highest)}, not {format_memory(size)}")
         return size
@@ -209,9 +209,9 @@ class OrPercent(ValueKind):
     kind: ValueKind
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         part = f"a part of the machine's like `{toml_string('90%')}`"
-        return f"{self.kind.words}, {part}, or `{toml_string(NONE)}`"
+        return f"{self.kind.description}, {part}, or `{toml_string(NONE)}`"
 
     def read(self, value: object) -> object:
         if value == NONE:
@@ -222,8 +222,8 @@ class OrPercent(ValueKind):
             raise Wrong(f'must be from "1%" to "100%", not {shown(value)}')
         return Percent(int(value[:-1]))
 
-    def from_word(self, word: str) -> object:
-        return word if word == NONE or word.endswith("%") else self.kind.from_word(word)
+    def from_text(self, text: str) -> object:
+        return text if text == NONE or text.endswith("%") else self.kind.from_text(text)
 
     def write(self, value: object) -> str:
         if isinstance(value, Percent):
@@ -235,7 +235,7 @@ class OrPercent(ValueKind):
 class FileMode(ValueKind):
     """Read permissions of a file, written like ``"0660"``."""
 
-    words: str = 'permissions like `"0660"`'
+    description: str = 'permissions like `"0660"`'
 
     def read(self, value: object) -> object:
         text = _text(value, 'permissions like "0660"')
@@ -254,16 +254,16 @@ class TextList(ValueKind):
     item: Text
 
     @property
-    def words(self) -> str:
-        return f"list, each {self.item.words}"
+    def description(self) -> str:
+        return f"list, each {self.item.description}"
 
     def read(self, value: object) -> object:
         if not isinstance(value, list):
-            raise Wrong(f"must be a list, not {_described(value)}")
+            raise Wrong(f"must be a list, not {_describe(value)}")
         return tuple(self.item.read(each) for each in value)
 
-    def from_word(self, word: str) -> object:
-        return _parts(word)
+    def from_text(self, text: str) -> object:
+        return _parts(text)
 
     def write(self, value: object) -> str:
         assert isinstance(value, tuple)
@@ -281,16 +281,16 @@ class Table(ValueKind):
     item: ValueKind
 
     @property
-    def words(self) -> str:
-        return f"table, each name {self.name.words} and each value {self.item.words}"
+    def description(self) -> str:
+        return f"table, each name {self.name.description} and each value {self.item.description}"
 
     def read(self, value: object) -> object:
         if not isinstance(value, dict):
-            raise Wrong(f"must be a table, not {_described(value)}")
+            raise Wrong(f"must be a table, not {_describe(value)}")
         return tuple((self.name.read(name), self.item.read(each)) for name, each in value.items())
 
-    def from_word(self, word: str) -> object:
-        pairs = [part.partition("=") for part in _parts(word)]
+    def from_text(self, text: str) -> object:
+        pairs = [part.partition("=") for part in _parts(text)]
         return {name.strip(): text.strip() for name, _, text in pairs}
 
     def write(self, value: object) -> str:
@@ -303,12 +303,12 @@ class Table(ValueKind):
 class GpuNames(ValueKind):
     """Read GPUs by index or UUID, or all of them; kept as texts."""
 
-    words: str = 'list of GPU indexes and UUIDs, or `"all"`'
+    description: str = 'list of GPU indexes and UUIDs, or `"all"`'
 
     def read(self, value: object) -> object:
         names = _parts(value) if isinstance(value, str) else value
         if not isinstance(names, list):
-            raise Wrong(f"must be a {self.words}, not {_described(value)}")
+            raise Wrong(f"must be a {self.description}, not {_describe(value)}")
         return tuple(self._name(each) for each in names)
 
     def write(self, value: object) -> str:
@@ -318,7 +318,7 @@ class GpuNames(ValueKind):
     def _name(self, value: object) -> str:
         name = str(value) if type(value) is int else value
         if not isinstance(name, str) or re.fullmatch(r"all|[0-9]{1,4}|GPU-[0-9A-Za-z-]{1,60}", name) is None:
-            raise Wrong(f"must be a {self.words}, not {_described(value)}")
+            raise Wrong(f"must be a {self.description}, not {_describe(value)}")
         return name
 
 
@@ -332,7 +332,7 @@ class GpuAmount(ValueKind):
     optional: bool = False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "GPUs like `2` or `1.5`" + (f", or `{toml_string(NO_LIMIT)}`" if self.optional else "")
 
     def read(self, value: object) -> object:
@@ -341,9 +341,9 @@ class GpuAmount(ValueKind):
         if type(value) in (int, float):
             value = repr(value)
         try:
-            return parse_gpus(_text(value, self.words))
+            return parse_gpus(_text(value, self.description))
         except RequestError as error:
-            raise Wrong(f"must be {self.words}: {error.message}") from None
+            raise Wrong(f"must be {self.description}: {error.message}") from None
 
     def write(self, value: object) -> str:
         if value is None:
@@ -366,9 +366,9 @@ PATH_OR_EMPTY = Text("an absolute path, or empty", lambda text: not text or is_a
 GROUP = Text("the name of a group", lambda text: bool(text) and not set(text) & set(" \t\n:,/"))
 
 
-def _text(value: object, words: str = "text") -> str:
+def _text(value: object, description: str = "text") -> str:
     if not isinstance(value, str):
-        raise Wrong(f"must be {words}, not {_described(value)}")
+        raise Wrong(f"must be {description}, not {_describe(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -376,18 +376,18 @@ def _text(value: object, words: str = "text") -> str:
     return value
 
 
-def _parts(word: str) -> list[str]:
-    return [part.strip() for part in word.split(",") if part.strip()]
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _parsed(parse: Callable[[str], int], text: str) -> int:
+def _parse(parse: Callable[[str], int], text: str) -> int:
     try:
         return parse(text)
     except RequestError as error:
         raise Wrong(f"is wrong: {error.message}; {error.hint}") from None
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     """Return TOML's name for a value, with the value itself if that is short."""
     if isinstance(value, dict):
         return "a section"
@@ -402,9 +402,7 @@ def _described(value: object) -> str:
 
 def setting(default: T, kind: ValueKind, doc: str, *, key: str = "") -> T:
     """Return a dataclass field that is a setting, annotated as its value, as ``dataclasses.field`` is."""
-    made: Any = field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
-    value: T = made
-    return value
+    return field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,8 +419,8 @@ class Key:
 def keys_of(section: type) -> dict[str, Key]:
     """Return the settings of a section (or of ``Preset``) by name, in the order of the reference."""
     keys = (
-        Key(metadata["key"] or made.name, made.name, metadata["kind"], metadata["doc"], made.default)
-        for made in fields(section)
-        if (metadata := made.metadata)
+        Key(metadata["key"] or entry.name, entry.name, metadata["kind"], metadata["doc"], entry.default)
+        for entry in fields(section)
+        if (metadata := entry.metadata)
     )
     return {key.name: key for key in keys}

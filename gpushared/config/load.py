@@ -34,7 +34,7 @@ MAX_PROBLEMS_SHOWN = 20
 
 DEFAULT_PATH = NODE.path
 
-Found = Mapping[tuple[str, ...], Mapping[str, Any]]
+Tables = Mapping[tuple[str, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Hold one value as it was found: of a file in ``raw``; a variable's or a flag's is a ``word``."""
+    """Hold one value as it was found: of a file in ``raw``; of a variable or a flag in ``text``."""
 
     origin: str
     raw: object = None
-    word: str | None = None
+    text: str | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def load(
     Args:
         path: the main file; the folder beside it with ``.d`` instead of ``.toml`` holds the others.
         environ: usually ``os.environ``; names without a double underscore are not looked at.
-        flags: words by ``section.key``; None is a flag that was not given.
+        flags: texts by ``section.key``; None is a flag that was not given.
         must_exist: for a path that somebody named; else no file means defaults.
     """
     draft = gather(NODE, path, environ=environ, flags=flags, must_exist=must_exist)
@@ -106,9 +106,9 @@ def gather(
     draft = ConfigDraft(schema)
     _read_files(path, draft, must_exist=must_exist)
     _read_environment(environ or {}, draft)
-    for dotted, word in (flags or {}).items():
-        if word is not None:
-            draft.values[tuple(dotted.split("."))] = _Value(f"flag for {dotted}", word=word)
+    for dotted, text in (flags or {}).items():
+        if text is not None:
+            draft.values[tuple(dotted.split("."))] = _Value(f"flag for {dotted}", text=text)
     return draft
 
 
@@ -120,7 +120,7 @@ def _read_files(path: Path, draft: ConfigDraft, *, must_exist: bool) -> None:
     try:
         exists = path.exists()
         # Not glob(), which takes an unreadable folder for an empty one.
-        others = (
+        drop_ins = (
             sorted(file for file in folder.iterdir() if file.suffix == ".toml") if folder.exists() else []
         )
     except OSError as error:
@@ -128,7 +128,7 @@ def _read_files(path: Path, draft: ConfigDraft, *, must_exist: bool) -> None:
         return
     if must_exist and not exists:
         draft.complain(str(path), "there is no such file")
-    for file in [path, *others] if exists else others:
+    for file in [path, *drop_ins] if exists else drop_ins:
         draft.values.update(_read_file(file, draft))
 
 
@@ -166,17 +166,17 @@ def _read_environment(environ: Mapping[str, str], draft: ConfigDraft) -> None:
         if rest == name or ENVIRONMENT_SEPARATOR not in rest or name.startswith(draft.schema.foreign):
             continue
         at = tuple(rest.lower().split(ENVIRONMENT_SEPARATOR))
-        draft.values[at] = _Value(f"environment {name}", word=environ[name])
+        draft.values[at] = _Value(f"environment {name}", text=environ[name])
 
 
 # --- building ------------------------------------------------------------------------------------------
 
 
 def _build(draft: ConfigDraft) -> Config:
-    found = read_all(draft)
-    sections = sections_of(NODE, found)
-    presets = presets_of(found)
-    projects = projects_of(found, sections["idle"], sections["idle_quiet"])
+    tables = read_all(draft)
+    sections = sections_of(NODE, tables)
+    presets = presets_of(tables)
+    projects = projects_of(tables, sections["idle"], sections["idle_quiet"])
     if not draft.problems:
         check_presets(presets, draft)
         _check_dev_containers(sections["gate"], presets, draft)
@@ -186,45 +186,45 @@ def _build(draft: ConfigDraft) -> Config:
     return Config(**sections, presets=presets, projects=projects)
 
 
-def read_all(draft: ConfigDraft) -> Found:
+def read_all(draft: ConfigDraft) -> Tables:
     """Return every value as its setting reads it, and complain of values that cannot be read."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    tables: dict[tuple[str, ...], dict[str, Any]] = {}
     for at, value in draft.values.items():
         key = _find(at, value, draft)
         if key is None:
             continue
-        place = found.setdefault(at[:-1], {})
+        table = tables.setdefault(at[:-1], {})
         try:
-            place[key.attribute] = key.kind.read(
-                value.raw if value.word is None else key.kind.from_word(value.word)
+            table[key.attribute] = key.kind.read(
+                value.raw if value.text is None else key.kind.from_text(value.text)
             )
         except Wrong as wrong:
             draft.complain(value.origin, f"{_dotted(at)} {wrong}")
-    return found
+    return tables
 
 
-def sections_of(schema: ConfigSchema, found: Found) -> dict[str, Any]:
+def sections_of(schema: ConfigSchema, tables: Tables) -> dict[str, Any]:
     """Return all sections by the field of the configuration that holds them."""
     return {
-        title.replace(".", "_"): cls(**found.get(tuple(title.split(".")), {}))
+        title.replace(".", "_"): cls(**tables.get(tuple(title.split(".")), {}))
         for title, cls in schema.sections.items()
     }
 
 
-def named(table: str, found: Found) -> dict[str, Mapping[str, Any]]:
-    """Return the tables directly below a word, by the names that users chose."""
-    return {at[1]: parts for at, parts in found.items() if at[0] == table and len(at) == len((table, "name"))}
+def named(table: str, tables: Tables) -> dict[str, Mapping[str, Any]]:
+    """Return the tables directly below this one, by the names that users chose."""
+    return {at[1]: parts for at, parts in tables.items() if at[:-1] == (table,)}
 
 
-def presets_of(found: Found) -> dict[str, Preset]:
+def presets_of(tables: Tables) -> dict[str, Preset]:
     """Return the presets of ``[presets]`` by name."""
-    return {name: Preset(**parts) for name, parts in sorted(named(PRESETS, found).items())}
+    return {name: Preset(**parts) for name, parts in sorted(named(PRESETS, tables).items())}
 
 
-def projects_of(found: Found, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
+def projects_of(tables: Tables, idle: IdleConfig, quiet: IdleQuietConfig) -> dict[str, ProjectConfig]:
     """Return the projects in the order of the file: a user of several projects counts to the first."""
-    projects = {at[1]: ProjectConfig() for at in found if at[0] == PROJECTS}
-    for at, parts in found.items():
+    projects = {at[1]: ProjectConfig() for at in tables if at[0] == PROJECTS}
+    for at, parts in tables.items():
         if at[0] != PROJECTS:
             continue
         project = projects[at[1]]
@@ -248,14 +248,14 @@ def _find(at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
     schema = draft.schema
     path, rule = schema.path_of(at[:-1]), schema.name_rule(at[0])
     if rule is not None and (path is None or schema.has_tables_at(at)):
-        draft.complain(value.origin, f"{_dotted(at)} is not a {rule.what} with settings", rule.example)
+        draft.complain(value.origin, f"{_dotted(at)} is not a {rule.noun} with settings", rule.example)
         return None
     if schema.is_section(at):
         draft.complain(value.origin, f"{_dotted(at)} is a section, not a value", f"write [{_dotted(at)}]")
         return None
     for part, name in zip(path or (), at, strict=False):
         if isinstance(part, NameRule) and not part.fits(name):
-            draft.complain(value.origin, f"{shown(name)} cannot be a {part.what}'s name", part.hint)
+            draft.complain(value.origin, f"{shown(name)} cannot be a {part.noun}'s name", part.hint)
             return None
     key = None if path is None else keys_of(schema.tables[path]).get(at[-1])
     if key is None and schema is not NODE and NODE.has_tables_at(at):
@@ -320,16 +320,16 @@ def _nearest(at: tuple[str, ...], schema: ConfigSchema) -> str:
         return schema.removed[at[0]]
     path = schema.path_of(at[:-1])
     if path is not None and schema.name_rule(at[0]) is not None:
-        known = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(schema.tables[path])}
+        suggestions = {name: f"{_dotted(at[:-1])}.{name}" for name in keys_of(schema.tables[path])}
     else:
         names = [(section, name) for section, cls in schema.sections.items() for name in keys_of(cls)]
-        known = {f"{section}.{name}": f"{section}.{name}" for section, name in names}
-        known |= {name: f"{section}.{name}" for section, name in reversed(names)}
-    for wanted in (_dotted(at), _printable(at[-1])):
-        if near := difflib.get_close_matches(wanted, known, n=1, cutoff=0.7):
-            return f"did you mean {known[near[0]]}?"
-    words = dict.fromkeys((*schema.sections, *(str(path[0]) for path in schema.named)))
-    return "" if at[0] in schema.sections else f"sections: {', '.join(words)}"
+        suggestions = {f"{section}.{name}": f"{section}.{name}" for section, name in names}
+        suggestions |= {name: f"{section}.{name}" for section, name in reversed(names)}
+    for name in (_dotted(at), _printable(at[-1])):
+        if near := difflib.get_close_matches(name, suggestions, n=1, cutoff=0.7):
+            return f"did you mean {suggestions[near[0]]}?"
+    titles = dict.fromkeys((*schema.sections, *(str(path[0]) for path in schema.named)))
+    return "" if at[0] in schema.sections else f"sections: {', '.join(titles)}"
 
 
 def _dotted(at: tuple[str, ...]) -> str:

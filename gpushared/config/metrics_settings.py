@@ -26,7 +26,7 @@ def metrics_address(text: str) -> tuple[str, int] | None:
         return None
 
 
-_LISTEN = Text("`ADDRESS:PORT`, a port, or empty", lambda text: not text or metrics_address(text) is not None)
+LISTEN = Text("`ADDRESS:PORT`, a port, or empty", lambda text: not text or metrics_address(text) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PoolMetricsConfig:
     """[Metrics for Prometheus](../how-to/monitor.md): `GET /metrics` on the coordinator's socket, and on TCP."""
 
     listen: str = setting(
-        "", _LISTEN, "Serve them here without TLS; a port alone is on loopback. Empty: on the socket only."
+        "", LISTEN, "Serve them here without TLS; a port alone is on loopback. Empty: on the socket only."
     )
 
 
@@ -43,7 +43,7 @@ class MetricsConfig:
     """[Metrics for Prometheus](../how-to/monitor.md): `GET /metrics` on the daemon's socket, and on TCP."""
 
     listen: str = setting(
-        "", _LISTEN, "Serve them here without TLS; a port alone is on loopback. Empty: on the socket only."
+        "", LISTEN, "Serve them here without TLS; a port alone is on loopback. Empty: on the socket only."
     )
     labels: tuple[str, ...] = setting(
         (),

@@ -266,11 +266,11 @@ def load_pool(
 ) -> CoordinatorConfig:
     """Return the configuration, from the same kinds of sources as a node's. Raises ConfigError."""
     draft = gather(POOL, path, environ=environ, flags=flags, must_exist=must_exist)
-    found = read_all(draft)
-    sections = sections_of(POOL, found)
-    users = {name: UserConfig(**parts) for name, parts in named(USERS, found).items()}
-    projects = projects_of(found, IdleConfig(), IdleQuietConfig())
-    presets = presets_of(found)
+    tables = read_all(draft)
+    sections = sections_of(POOL, tables)
+    users = {name: UserConfig(**parts) for name, parts in named(USERS, tables).items()}
+    projects = projects_of(tables, IdleConfig(), IdleQuietConfig())
+    presets = presets_of(tables)
     if not draft.problems:
         check_presets(presets, draft)
         check_projects(projects, draft)

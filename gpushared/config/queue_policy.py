@@ -12,7 +12,7 @@ def queue_policy_of(config: Config | CoordinatorConfig, *, stop_grace_seconds: i
     """Return the configuration's projects, classes and figures, as the policy reads them."""
     queue = config.queue
     return Policy(
-        projects={name: one.project(name) for name, one in config.projects.items()},
+        projects={name: project.project(name) for name, project in config.projects.items()},
         classes={
             LeaseClass.BUILD: config.classes_build.rules,
             LeaseClass.TRAIN: config.classes_train.rules,

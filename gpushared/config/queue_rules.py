@@ -83,7 +83,7 @@ class ProjectConfig:
 
     def project(self, name: str) -> Project:
         """Return the project as the policy reads it."""
-        models = {model: one.quota for model, one in self.models.items()}
+        models = {model: quota.quota for model, quota in self.models.items()}
         quota = Quota(self.guaranteed, self.limit, self.fixed)
         return Project(name, self.weight, frozenset(self.users), quota, models)
 

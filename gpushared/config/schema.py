@@ -22,7 +22,7 @@ POOL_PREFIX = "GPUSHARED_POOL_"
 class NameRule:
     """Say which names users may choose in a table's path, as in ``[presets.small]``."""
 
-    what: str
+    noun: str
     fits: Callable[[str], bool]
     hint: str
     example: str = ""
@@ -37,8 +37,8 @@ TablePath = tuple[str | NameRule, ...]
 
 def sections_in(config: type) -> dict[str, type]:
     """Return the sections that are fields of a configuration: ``idle_quiet`` is ``[idle.quiet]``."""
-    made: dict[str, Any] = {one.name: one.default_factory for one in fields(config)}
-    return {name.replace("_", "."): cls for name, cls in made.items() if cls is not dict}
+    factories: dict[str, Any] = {field.name: field.default_factory for field in fields(config)}
+    return {name.replace("_", "."): cls for name, cls in factories.items() if cls is not dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class ConfigSchema:
         """Return True if a path leads to a table or to tables of tables."""
         return any(_begins_with(path, at) for path in self.tables)
 
-    def name_rule(self, word: str) -> NameRule | None:
-        """Return the rule for the names below a word at the top of the file, where users choose names."""
-        rules = (path[1] for path in self.named if path[0] == word)
+    def name_rule(self, table: str) -> NameRule | None:
+        """Return the rule for the names that users choose below a table at the top of the file."""
+        rules = (path[1] for path in self.named if path[0] == table)
         return next((rule for rule in rules if isinstance(rule, NameRule)), None)
 
     def is_section(self, at: tuple[str, ...]) -> bool:

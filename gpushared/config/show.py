@@ -54,12 +54,12 @@ def to_toml(loaded: Loaded, *, origins: bool = False) -> str:
     """
     parts: list[str] = []
     table: tuple[str, ...] = ()
-    for one in settings(loaded):
-        if one.table != table:
-            table = one.table
+    for setting in settings(loaded):
+        if setting.table != table:
+            table = setting.table
             parts.append(f"{'' if not parts else chr(10)}[{_header(table)}]")
-        comment = f"  # {_on_one_line(one.origin)}" if origins else ""
-        parts.append(f"{one.name} = {one.value}{comment}")
+        comment = f"  # {_on_one_line(setting.origin)}" if origins else ""
+        parts.append(f"{setting.name} = {setting.value}{comment}")
     return "\n".join(parts) + "\n"
 
 
@@ -71,7 +71,7 @@ def reference(schema: ConfigSchema = NODE) -> str:
     parts = []
     sections = _titles(schema)
     of_nodes = [] if schema is NODE else _titles(NODE)
-    own = [one for one in sections if one not in of_nodes]
+    own = [section for section in sections if section not in of_nodes]
     for _, group in groupby(own, key=lambda section: _rows_without_defaults(section[1])):
         parts.append(_section(dict(group)))
         if schema is NODE and parts[-1].startswith(f"## `[{PROJECTS}.NAME]`"):
@@ -102,16 +102,16 @@ def _section(classes: Mapping[str, type]) -> str:
 
 
 def _rows_without_defaults(cls: type) -> tuple[tuple[str, str, str], ...]:
-    return tuple((key.name, key.kind.words, key.doc) for key in keys_of(cls).values())
+    return tuple((key.name, key.kind.description, key.doc) for key in keys_of(cls).values())
 
 
 def _without_name(key: Key) -> tuple[str, str, str]:
     """Return what keys have in common whose rows differ in their names only."""
-    return key.kind.words, key.kind.write(key.default), key.doc.replace(f"`{key.name}`", "")
+    return key.kind.description, key.kind.write(key.default), key.doc.replace(f"`{key.name}`", "")
 
 
 def _titles(schema: ConfigSchema) -> list[tuple[str, type]]:
-    """Return the tables with their titles, without a project's idle leases, which have words of their own."""
+    """Return the tables with their titles, without a project's idle leases, which have a text of their own."""
     named = {_title(path): cls for path, cls in schema.named.items() if IDLE not in path}
     return [*schema.sections.items(), *named.items()]
 
@@ -179,13 +179,13 @@ _SHORT = {
 
 def _row(names: Sequence[str], same: Sequence[Key]) -> str:
     """Return one row for the keys called ``names``; ``same`` is the first of them in each section."""
-    words, doc = same[0].kind.words, same[0].doc
+    description, doc = same[0].kind.description, same[0].doc
     for kind, short in _SHORT.items():
-        words = words.replace(kind, short)
-    words = re.sub(r", ([0-9.]+) to ([0-9.]+)", r" \1..\2", words)
+        description = description.replace(kind, short)
+    description = re.sub(r", ([0-9.]+) to ([0-9.]+)", r" \1..\2", description)
     defaults = [f"`{key.kind.write(key.default)}`" for key in same]
     shown = defaults if len(set(defaults)) > 1 else defaults[:1]
     *most, last = quoted = [f"`{name}`" for name in names]
     if most:
         doc = doc.replace(quoted[0], f"{', '.join(most)} or {last}")
-    return f"| {', '.join(quoted)} | {words} | {', '.join(shown)} | {doc} |"
+    return f"| {', '.join(quoted)} | {description} | {', '.join(shown)} | {doc} |"

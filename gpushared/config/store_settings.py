@@ -15,7 +15,7 @@ _PREFIX = re.compile(r"(?:/[A-Za-z0-9._-]+)+/")
 def is_etcd_url(text: str) -> bool:
     """Return True for ``etcd://HOST:PORT,HOST:PORT``."""
     members = text.removeprefix(ETCD_SCHEME).rstrip("/").split(",")
-    return text.startswith(ETCD_SCHEME) and all(_ENDPOINT.fullmatch(one) for one in members)
+    return text.startswith(ETCD_SCHEME) and all(_ENDPOINT.fullmatch(member) for member in members)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpushared.config.kinds import PATH_OR_EMPTY, Number, Text, TextList, setting
-from gpushared.config.metrics_settings import metrics_address
+from gpushared.config.metrics_settings import LISTEN, metrics_address
 
 _BASE_PATH = re.compile(r"/([A-Za-z0-9._~-]+/)*")
 _PATH = Text("a path that begins and ends with `/`", lambda text: _BASE_PATH.fullmatch(text) is not None)
@@ -46,7 +46,7 @@ class WebConfig:
     )
     listen: str = setting(
         "",
-        Text("`ADDRESS:PORT`, a port, or empty", lambda text: not text or metrics_address(text) is not None),
+        LISTEN,
         "Serve the page here by TLS; a port alone is on loopback, where the certificate may be left out. "
         "Empty: `gpushare web` and proxies only.",
     )
@@ -95,8 +95,8 @@ def web_problems(web: WebConfig) -> Iterator[tuple[str, str]]:
     """Yield the contradictions of the settings, each with a hint."""
     address = web.address
     if bool(web.certificate) != bool(web.key):
-        there, missing = ("certificate", "key") if web.certificate else ("key", "certificate")
-        yield f"web.{there} stands without web.{missing}", "TLS needs both files"
+        present, missing = ("certificate", "key") if web.certificate else ("key", "certificate")
+        yield f"web.{present} stands without web.{missing}", "TLS needs both files"
     elif address is not None and not web.certificate and not ipaddress.ip_address(address[0]).is_loopback:
         yield (
             f"web.listen {web.listen} is no loopback address, and web.certificate is missing",
@@ -108,7 +108,7 @@ def web_problems(web: WebConfig) -> Iterator[tuple[str, str]]:
             "a proxy shows its certificate there",
         )
     if bool(web.proxy_socket) != bool(web.proxy_users):
-        there, missing = (
+        present, missing = (
             ("proxy_socket", "proxy_users") if web.proxy_socket else ("proxy_users", "proxy_socket")
         )
-        yield f"web.{there} stands without web.{missing}", 'for nginx on Debian: proxy_users = ["www-data"]'
+        yield f"web.{present} stands without web.{missing}", 'for nginx on Debian: proxy_users = ["www-data"]'

@@ -44,12 +44,12 @@ def _of(
     """
 
     def look(facts: DoctorFacts) -> CheckFinding:
-        found = part(facts)
-        if isinstance(found, Unread) and reported_by:
+        value = part(facts)
+        if isinstance(value, Unread) and reported_by:
             return skipped("could not be looked at", because=reported_by)
-        if isinstance(found, Unread):
-            return warning(f"could not be looked at: {found.why}", found.hint)
-        return judge(found)
+        if isinstance(value, Unread):
+            return warning(f"could not be looked at: {value.why}", value.hint)
+        return judge(value)
 
     return look
 
@@ -204,8 +204,8 @@ class MachineProbe:
 
 
 def _read_mps(config: Config) -> MpsReport:
-    wanted = config.sharing.mps is not MpsMode.OFF
-    return read_mps(config.sharing.mps_binary, Path(config.node.runtime_dir) / "mps", wanted=wanted)
+    enabled = config.sharing.mps is not MpsMode.OFF
+    return read_mps(config.sharing.mps_binary, Path(config.node.runtime_dir) / "mps", enabled=enabled)
 
 
 def read_config(paths: DaemonPaths) -> ConfigState:

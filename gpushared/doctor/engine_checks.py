@@ -93,10 +93,10 @@ def docker_authorization(facts: DoctorFacts) -> CheckFinding:
     plugins, version = ", ".join(engine.authorization_plugins), numbers(engine.version)
     fix = f"update Docker to {_dotted(AUTHZ_NEWEST_FIX)} or later"
     if _lacks_authorization_fix(version):
-        found = f"Docker {engine.version} lets callers around its plugin {plugins} (CVE-2024-41110)"
+        detail = f"Docker {engine.version} lets callers around its plugin {plugins} (CVE-2024-41110)"
         if is_rebuilt(engine.version):
-            return warning(f"{found}, unless its distribution mended it", fix)
-        return failed(found, fix)
+            return warning(f"{detail}, unless its distribution mended it", fix)
+        return failed(detail, fix)
     if version < AUTHZ_NEWEST_FIX:
         return warning(
             f"Docker {engine.version} lets large requests around its plugin {plugins} (CVE-2026-34040)",
@@ -134,10 +134,10 @@ def default_runtime(facts: DoctorFacts) -> CheckFinding:
 
 
 def docker_group_members(groups: Groups) -> CheckFinding:
-    found = {group: names for group, names in groups.members.items() if names}
-    if not found:
+    members_by_group = {group: names for group, names in groups.members.items() if names}
+    if not members_by_group:
         return ok("nobody is trusted through a group")
-    members = "; ".join(f"{group}: {', '.join(names)}" for group, names in sorted(found.items()))
+    members = "; ".join(f"{group}: {', '.join(names)}" for group, names in sorted(members_by_group.items()))
     return warning(
         f"members of trusted groups are root in effect, and not held to leases ({members})",
         "take out who needs no root: `gpasswd -d USER GROUP`; `gpushare run` needs no group",
@@ -213,9 +213,9 @@ def toolkit(facts: DoctorFacts) -> CheckFinding:
 
 
 def toolkit_env_switch(facts: DoctorFacts) -> CheckFinding:
-    found = facts.toolkit
-    assert isinstance(found, Toolkit), "made after `toolkit` only"
-    if found.env_switch:
+    toolkit = facts.toolkit
+    assert isinstance(toolkit, Toolkit), "made after `toolkit` only"
+    if toolkit.env_switch:
         return warning(
             "with the nvidia runtime, an image or `-e NVIDIA_VISIBLE_DEVICES=all` gets every GPU in "
             "containers that do not come through gpushared",

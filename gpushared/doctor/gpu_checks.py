@@ -67,9 +67,9 @@ def drained_gpus(facts: DoctorFacts) -> CheckFinding:
     reasons = "; ".join(f"GPU {index} {gpu.drained}" for index, gpu in sorted(drained.items()))
     sick = [index for index, gpu in sorted(drained.items()) if gpu.sick]
     if sick:
-        which = sick[0]
+        index = sick[0]
         return failed(
-            reasons, f"reset it (`nvidia-smi -r -i {which}`) or reboot, then `gpushare undrain {which}`"
+            reasons, f"reset it (`nvidia-smi -r -i {index}`) or reboot, then `gpushare undrain {index}`"
         )
     if drained:
         return warning(reasons, f"`gpushare undrain {min(drained)}` when it may be leased again")
@@ -113,14 +113,14 @@ def compute_mode(facts: DoctorFacts) -> CheckFinding:
             f"`nvidia-smi -c DEFAULT -i {closed[0].index}`",
         )
     alone = [gpu for gpu in gpus if gpu.compute_mode == EXCLUSIVE_PROCESS]
-    ours = {gpu.index: gpu.mode_set_for for gpu in facts.daemon.gpus if gpu.mode_set_for is not None}
-    if left := [gpu for gpu in alone if ours.get(gpu.index) == 0]:
+    lease_counts = {gpu.index: gpu.mode_set_for for gpu in facts.daemon.gpus if gpu.mode_set_for is not None}
+    if leftover := [gpu for gpu in alone if lease_counts.get(gpu.index) == 0]:
         return failed(
-            f"compute mode EXCLUSIVE_PROCESS was left on {_names(left)} by leases that are over: programs "
+            f"compute mode EXCLUSIVE_PROCESS was left on {_names(leftover)} by leases that are over: programs "
             "without MPS fail there",
-            f"restart gpushared, or `nvidia-smi -c DEFAULT -i {left[0].index}`",
+            f"restart gpushared, or `nvidia-smi -c DEFAULT -i {leftover[0].index}`",
         )
-    if foreign := [gpu for gpu in alone if gpu.index not in ours]:
+    if foreign := [gpu for gpu in alone if gpu.index not in lease_counts]:
         return warning(
             f"compute mode EXCLUSIVE_PROCESS on {_names(foreign)}, which gpushared did not set: one process "
             "only, or one MPS server and its clients; programs outside MPS fail",
@@ -179,7 +179,7 @@ def pid_namespace(host: HostFacts) -> CheckFinding:
 def mps_program(facts: DoctorFacts) -> CheckFinding:
     if isinstance(facts.mps, Unread):
         return warning(f"the MPS program could not be looked at: {facts.mps.why}", facts.mps.hint, final=True)
-    if not facts.mps.wanted:
+    if not facts.mps.enabled:
         return warning(
             "MPS is switched off in the configuration: shared leases have no limits",
             'set `mps = "auto"` in [sharing] and restart gpushared',

@@ -40,8 +40,8 @@ def host(facts: DoctorFacts) -> CheckFinding:
     return ok(f"Linux {facts.host.kernel}")
 
 
-def cgroup_version(found: HostFacts) -> CheckFinding:
-    if found.cgroup_version < 2:  # noqa: PLR2004 - cgroup v2
+def cgroup_version(host: HostFacts) -> CheckFinding:
+    if host.cgroup_version < 2:  # noqa: PLR2004 - cgroup v2
         return warning(
             "the machine uses cgroup v1: no driver can limit a container's GPU memory as a whole",
             "boot with systemd.unified_cgroup_hierarchy=1",
@@ -50,8 +50,8 @@ def cgroup_version(found: HostFacts) -> CheckFinding:
     return ok("cgroup v2")
 
 
-def selinux(found: HostFacts) -> CheckFinding:
-    if found.selinux_enforces:
+def selinux(host: HostFacts) -> CheckFinding:
+    if host.selinux_enforces:
         return warning(
             "SELinux enforces: containers cannot reach MPS unless the directory has a label for them",
             "`semanage fcontext -a -t container_file_t '/run/gpushared/leases(/.*)?'`, then "
@@ -80,57 +80,57 @@ def service_unit(facts: DoctorFacts) -> CheckFinding:
     return ok(f"{unit.name} leaves containers alone when it restarts")
 
 
-def socket(found: SocketFile) -> CheckFinding:
-    if not found.is_socket:
+def socket(file: SocketFile) -> CheckFinding:
+    if not file.is_socket:
         return failed(
-            f"the socket {found.path} is gone: who connects by that path does not reach the daemon",
+            f"the socket {file.path} is gone: who connects by that path does not reach the daemon",
             "`systemctl restart gpushared.socket gpushared`",
         )
-    if found.closed_directory:
+    if file.closed_directory:
         return warning(
-            f"other users cannot reach {found.path}: {found.closed_directory} is closed to them",
-            f"`chmod o+x {found.closed_directory}`",
+            f"other users cannot reach {file.path}: {file.closed_directory} is closed to them",
+            f"`chmod o+x {file.closed_directory}`",
         )
-    if not found.mode & EVERYBODY_CONNECTS:
-        return ok(f"{found.path}, not for everybody (mode {found.mode:04o})")
-    return ok(f"{found.path}, for everybody (mode {found.mode:04o})")
+    if not file.mode & EVERYBODY_CONNECTS:
+        return ok(f"{file.path}, not for everybody (mode {file.mode:04o})")
+    return ok(f"{file.path}, for everybody (mode {file.mode:04o})")
 
 
-def runtime_directory(found: Directory) -> CheckFinding:
-    if not found.writable:
+def runtime_directory(directory: Directory) -> CheckFinding:
+    if not directory.writable:
         return failed(
-            f"the daemon cannot write to {found.path}: leases get no settings",
+            f"the daemon cannot write to {directory.path}: leases get no settings",
             "is it mounted read-only, or missing in the unit's ReadWritePaths?",
         )
-    if found.file_system not in MEMORY_FILE_SYSTEMS:
+    if directory.file_system not in MEMORY_FILE_SYSTEMS:
         return warning(
-            f"{found.path} is on {found.file_system or 'a disk'} and not on a tmpfs: "
+            f"{directory.path} is on {directory.file_system or 'a disk'} and not on a tmpfs: "
             "what a crash leaves there outlives a boot",
             "mount a tmpfs there, or set `runtime_dir` in [node] to a directory on one, such as /run on most "
             "machines; then restart gpushared",
         )
-    return ok(f"{found.path} on {found.file_system}")
+    return ok(f"{directory.path} on {directory.file_system}")
 
 
-def journal_disk(found: Directory) -> CheckFinding:
-    if not found.writable:
+def journal_disk(disk: Directory) -> CheckFinding:
+    if not disk.writable:
         return failed(
-            f"the daemon cannot write to {found.path}: no lease can be granted",
+            f"the daemon cannot write to {disk.path}: no lease can be granted",
             "is it mounted read-only, or missing in the unit's ReadWritePaths?",
         )
-    free = format_memory(found.free_bytes)
-    if found.free_bytes < FULL_BYTES or found.free_inodes == 0:
-        return failed(f"the disk of {found.path} is full ({free} free): no lease can be granted", "make room")
-    if found.free_bytes < NEARLY_FULL_BYTES or (
-        found.free_inodes is not None and found.free_inodes < FEW_INODES
+    free = format_memory(disk.free_bytes)
+    if disk.free_bytes < FULL_BYTES or disk.free_inodes == 0:
+        return failed(f"the disk of {disk.path} is full ({free} free): no lease can be granted", "make room")
+    if disk.free_bytes < NEARLY_FULL_BYTES or (
+        disk.free_inodes is not None and disk.free_inodes < FEW_INODES
     ):
-        return warning(f"the disk of {found.path} is nearly full ({free} free)", "make room")
-    if found.file_system in NETWORK_FILE_SYSTEMS:
+        return warning(f"the disk of {disk.path} is nearly full ({free} free)", "make room")
+    if disk.file_system in NETWORK_FILE_SYSTEMS:
         return warning(
-            f"{found.path} is on {found.file_system}: the journal needs the locks of a local disk",
+            f"{disk.path} is on {disk.file_system}: the journal needs the locks of a local disk",
             "set `state_dir` in [node] to a local directory and restart gpushared",
         )
-    return ok(f"{found.path}, {free} free")
+    return ok(f"{disk.path}, {free} free")
 
 
 def daemon_parts(facts: DoctorFacts) -> CheckFinding:
@@ -139,8 +139,8 @@ def daemon_parts(facts: DoctorFacts) -> CheckFinding:
     reported |= {"gpus"} if isinstance(facts.driver, Unread) and not facts.simulated else set()
     reported |= {"engine"} if isinstance(facts.engine, Unread) else set()
     reported |= {part for part in facts.daemon.troubles if part.startswith(UNSEEN)}
-    if left := {part: text for part, text in facts.daemon.troubles.items() if part not in reported}:
-        return failed("; ".join(left[part] for part in sorted(left)), "see `journalctl -u gpushared`")
+    if troubles := {part: text for part, text in facts.daemon.troubles.items() if part not in reported}:
+        return failed("; ".join(troubles[part] for part in sorted(troubles)), "see `journalctl -u gpushared`")
     return ok("the daemon's parts work")
 
 
@@ -150,18 +150,18 @@ def journal(view: DaemonView) -> CheckFinding:
     return ok("the journal is written")
 
 
-def config(found: ConfigState) -> CheckFinding:
-    if found.problem:
+def config(state: ConfigState) -> CheckFinding:
+    if state.problem:
         return failed(
-            f"the configuration is wrong, and the next start would fail: {found.problem}",
+            f"the configuration is wrong, and the next start would fail: {state.problem}",
             "`gpushare config check` tells all that is wrong",
         )
-    if found.needs_restart:
+    if state.needs_restart:
         return warning(
             "settings were changed that only a restart puts into use",
             "`systemctl restart gpushared`; containers do not notice",
         )
-    if found.differs:
+    if state.differs:
         return warning(
             "the configuration was changed since the daemon read it", "`systemctl reload gpushared`"
         )
@@ -174,15 +174,15 @@ def certificate(view: DaemonView) -> CheckFinding:
     pool = view.pool
     if pool is None:
         return _NO_POOL
-    left = pool.expires_at - pool.now
-    if left <= 0:
+    remaining_seconds = pool.expires_at - pool.now
+    if remaining_seconds <= 0:
         return failed(
-            f"the node's certificate in pool {pool.name} ended {format_duration(int(-left))} ago, "
+            f"the node's certificate in pool {pool.name} ended {format_duration(int(-remaining_seconds))} ago, "
             "so that the node is shut out",
             f"`gpushare node leave`, and join again with what `gpushare pool token --node {pool.node}` says",
         )
-    text = f"the node's certificate in pool {pool.name} is good for {format_duration(int(left))}"
-    if left < LATE_RATIO * (pool.expires_at - pool.issued_at):
+    text = f"the node's certificate in pool {pool.name} is good for {format_duration(int(remaining_seconds))}"
+    if remaining_seconds < LATE_RATIO * (pool.expires_at - pool.issued_at):
         return warning(
             f"{text} only, and was not renewed", "the link to the coordinator renews it; see there"
         )
@@ -210,8 +210,8 @@ def clock(view: DaemonView) -> CheckFinding:
     ahead = pool.clock_ahead_seconds
     if ahead is None:
         return ok("the clocks were not compared yet")
-    which = "ahead of" if ahead > 0 else "behind"
-    text = f"the coordinator's clock is {abs(ahead):.0f} s {which} this node's"
+    relation = "ahead of" if ahead > 0 else "behind"
+    text = f"the coordinator's clock is {abs(ahead):.0f} s {relation} this node's"
     fix = "synchronise both clocks, as with chrony or systemd-timesyncd"
     if abs(ahead) > TOLERATED_CLOCK_SECONDS:
         return failed(f"{text}: certificates and users' jobs are refused", fix)

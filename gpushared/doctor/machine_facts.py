@@ -158,7 +158,7 @@ class MpsReport:
     control daemons that are not ours.
     """
 
-    wanted: bool = True
+    enabled: bool = True
     program: MpsProgram | None = None
     default_pipe: bool = False
     default_pipe_answers: bool = False
@@ -260,8 +260,8 @@ def driver_of(facts: DoctorFacts) -> DriverFacts:
 
 def numbers(text: str) -> Version:
     """Return the first numbers in a text, () without any: ``20.10.24+dfsg1`` is (20, 10, 24)."""
-    found = _NUMBERS.search(text)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    match = _NUMBERS.search(text)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def is_rebuilt(text: str) -> bool:

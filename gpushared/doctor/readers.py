@@ -80,7 +80,7 @@ class Readers:
         thread.start()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                found = await answer
+                return await answer
         except TimeoutError:
             return Unread(f"no answer within {self._timeout_seconds:g} s", "`dmesg` may tell what hangs")
         except GpushareError as error:
@@ -89,7 +89,6 @@ class Readers:
             return Unread(_reason(error))
         except ValueError as error:
             return Unread(f"something is written in an unknown way: {error}")
-        return found
 
 
 def _reason(error: OSError) -> str:
@@ -160,11 +159,11 @@ def file_system(path: Path) -> str:
     return next((types[parent] for parent in (resolved, *resolved.parents) if parent in types), "")
 
 
-def program_output(*words: str) -> str:
+def program_output(*command: str) -> str:
     """Return a program's output. Raises ``OSError`` if the program is missing or takes too long."""
     try:
-        done = subprocess.run(
-            words,
+        result = subprocess.run(
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -173,8 +172,8 @@ def program_output(*words: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise TimeoutError(0, f"{words[0]} did not end within {PROGRAM_SECONDS:g} s") from None
-    return done.stdout
+        raise TimeoutError(0, f"{command[0]} did not end within {PROGRAM_SECONDS:g} s") from None
+    return result.stdout
 
 
 def _members(name: str, passwd: Path) -> tuple[str, ...]:
@@ -188,8 +187,8 @@ def _members(name: str, passwd: Path) -> tuple[str, ...]:
 
 
 def _properties(unit: str) -> dict[str, str]:
-    wanted = "--property=MainPID,KillMode,RuntimeDirectoryPreserve"
-    lines = program_output("systemctl", "show", wanted, unit).splitlines()
+    properties = "--property=MainPID,KillMode,RuntimeDirectoryPreserve"
+    lines = program_output("systemctl", "show", properties, unit).splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
@@ -218,7 +217,7 @@ def _limit_files(root: Path) -> Iterator[Path]:
         else:
             continue
         own = _under(home, path)
-        yield from (place / name for place in (own, *own.parents) if place.is_relative_to(home))
+        yield from (directory / name for directory in (own, *own.parents) if directory.is_relative_to(home))
 
 
 def _own_cgroups(root: Path) -> Iterator[tuple[str, str]]:
@@ -245,13 +244,12 @@ def _under(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-def read_mps(binary: str, home: Path, *, wanted: bool) -> MpsReport:
+def read_mps(binary: str, home: Path, *, enabled: bool) -> MpsReport:
     """Read MPS. ``binary``: the configured program, or an empty text; ``home``: our own daemons' place."""
-    found = binary or find_program(MPS_PROGRAM)
-    pipe = Path(DEFAULT_PIPE)
+    program, pipe = Path(binary or find_program(MPS_PROGRAM)), Path(DEFAULT_PIPE)
     return MpsReport(
-        wanted=wanted,
-        program=read_program(Path(found)) if found and Path(found).is_file() else None,
+        enabled=enabled,
+        program=read_program(program) if program.is_file() else None,
         default_pipe=pipe.exists(),
         default_pipe_answers=_is_listened_on(pipe / "control"),
         foreign_pids=tuple(_foreign_pids(home)),
@@ -292,7 +290,7 @@ def read_engine(socket: str) -> EngineReport:
         nvidia_specs=read_specs(dirs),
         authorization_plugins=tuple((info.get("Plugins") or {}).get("Authorization") or ()),
         warnings=tuple(info.get("Warnings") or ()),
-        socket_mode=Path(connector.place).stat().st_mode & 0o777,
+        socket_mode=Path(connector.address).stat().st_mode & 0o777,
     )
 
 
@@ -324,19 +322,19 @@ def _is_listened_on(path: Path) -> bool:
 
 def _foreign_pids(home: Path) -> list[int]:
     """Return the control daemons whose pipe directory is not below ``home``."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         try:
             if process.name().startswith(MPS_PROGRAM[:15]) and _is_control(process):
                 pipe = process.environ().get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE)
                 if not Path(pipe).is_relative_to(home):
-                    found.append(process.pid)
+                    pids.append(process.pid)
         except psutil.Error:
             continue  # the process ended, or is in a place that we may not see
-    return sorted(found)
+    return sorted(pids)
 
 
 def _is_control(process: psutil.Process) -> bool:
     """Return True for a control daemon, but not for a server, nor for a command that somebody is typing."""
-    words = process.cmdline()
-    return bool(words) and Path(words[0]).name == MPS_PROGRAM and any(w.startswith("-") for w in words[1:])
+    argv = process.cmdline()
+    return bool(argv) and Path(argv[0]).name == MPS_PROGRAM and any(w.startswith("-") for w in argv[1:])

@@ -65,10 +65,10 @@ class LeaseSpecs:
     def names(self) -> tuple[str, ...]:
         """Return the device names that have a spec, sorted."""
         try:
-            found = [path.name for path in self.directory.glob(f"{_PREFIX}*{_SUFFIX}")]
+            file_names = [path.name for path in self.directory.glob(f"{_PREFIX}*{_SUFFIX}")]
         except OSError as error:
             raise _unusable(self.directory, error) from error
-        return tuple(sorted(name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in found))
+        return tuple(sorted(name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in file_names))
 
     def in_directory(self, directory: Path) -> LeaseSpecs:
         """Return the same specs in another directory; return ``self`` if they are already there."""
@@ -138,8 +138,7 @@ def _variable(name: str, value: str) -> str:
 
 
 def _hook(hook: Hook) -> dict[str, Any]:
-    words = [*hook.args, *hook.env]
-    if any("\0" in word for word in words):
+    if any("\0" in text for text in (*hook.args, *hook.env)):
         raise RequestError(f"{hook.path} cannot be run as a hook")
     return {
         "hookName": "createRuntime",

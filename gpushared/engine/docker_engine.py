@@ -109,8 +109,8 @@ class DockerEngine:
     async def containers(self) -> tuple[ContainerFacts, ...]:
         def work(client: APIClient) -> tuple[ContainerFacts, ...]:
             listed = client.containers(all=True, filters={"label": LABEL_DEVICE})
-            found = (_inspect(client, container) for container in ids_of_list(listed))
-            return tuple(facts for facts in found if facts is not None)
+            inspected = (_inspect(client, container) for container in ids_of_list(listed))
+            return tuple(facts for facts in inspected if facts is not None)
 
         began_at = time.time()
         surveyed = await self._calls.call("list its containers", work, self._timeout_seconds)
@@ -172,18 +172,18 @@ class DockerEngine:
 
         await self._change_state(f"thaw container {container[:12]}", work)
 
-    async def _change_state(self, what: str, work: Callable[[APIClient], None]) -> None:
+    async def _change_state(self, action: str, work: Callable[[APIClient], None]) -> None:
         def guarded(client: APIClient) -> None:
             try:
                 work(client)
             except NoSuchContainer as error:
-                raise StateConflict(f"cannot {what}: it is gone") from error
+                raise StateConflict(f"cannot {action}: it is gone") from error
             except APIError as error:
                 if error.status_code in _WRONG_STATE:
-                    raise StateConflict(f"cannot {what}: {error.explanation}") from error
+                    raise StateConflict(f"cannot {action}: {error.explanation}") from error
                 raise
 
-        await self._calls.call(what, guarded, self._timeout_seconds)
+        await self._calls.call(action, guarded, self._timeout_seconds)
 
     async def signal(self, container: ContainerId, name: str) -> None:
         def work(client: APIClient) -> None:
@@ -334,7 +334,7 @@ def _nvidia_by_default(info: Mapping[str, Any]) -> bool:
     """
     name = info.get("DefaultRuntime") or ""
     runtime = (info.get("Runtimes") or {}).get(name) or {}
-    return any("nvidia" in str(word) for word in (name, runtime.get("path") or ""))
+    return any("nvidia" in str(text) for text in (name, runtime.get("path") or ""))
 
 
 def _nvidia_uuids(info: Mapping[str, Any]) -> frozenset[str]:

@@ -83,9 +83,10 @@ class EventFeed:
         self._thread.join()
 
     def _run(self) -> None:
-        error = EngineUnavailable(f"the Docker engine on {self._connector.place} ended its stream of events")
+        connector = self._connector
+        error = EngineUnavailable(f"the Docker engine on {connector.address} ended its stream of events")
         try:
-            with self._connector.translated("report events"):
+            with connector.translated("report events"):
                 self._follow()
         except GpushareError as reason:
             error = EngineUnavailable(reason.message, hint=reason.hint)
@@ -98,14 +99,14 @@ class EventFeed:
         with self._connector.open() as client, self._listen(client) as response:
             if self._adopt(response):
                 for line in response.iter_lines():
-                    self._note(_parsed(line))
+                    self._note(_parse(line))
 
     def _listen(self, client: requests.Session) -> requests.Response:
         """Return the open stream. The SDK's own ``events`` waits without limit for an engine that hangs."""
-        wanted = {"type": ["container"], "label": [LABEL_DEVICE], "event": ACTIONS}
+        filters = {"type": ["container"], "label": [LABEL_DEVICE], "event": ACTIONS}
         response = client.get(
             f"{client.base_url}/v{client.api_version}/events",  # type: ignore[attr-defined]
-            params={"filters": json.dumps(wanted), "since": f"{self._since:.6f}"},
+            params={"filters": json.dumps(filters), "since": f"{self._since:.6f}"},
             stream=True,
             timeout=self._connector.timeout_seconds,
         )
@@ -117,7 +118,7 @@ class EventFeed:
         connection = response.raw.connection
         if connection is None or connection.sock is None:
             raise EngineUnavailable(
-                f"the Docker engine on {self._connector.place} keeps no stream of events open"
+                f"the Docker engine on {self._connector.address} keeps no stream of events open"
             )
         with self._lock:
             self._socket = connection.sock
@@ -145,7 +146,7 @@ class EventFeed:
             self._loop.call_soon_threadsafe(self._news.set)
 
 
-def _parsed(line: bytes) -> Mapping[str, Any]:
+def _parse(line: bytes) -> Mapping[str, Any]:
     try:
         event = json.loads(line)
     except ValueError as error:

@@ -49,13 +49,13 @@ class LiveProcess:
         """Return the innermost container around the process."""
         return self.container_ids[-1] if self.container_ids else None
 
-    def container_among(self, known: Collection[ContainerId]) -> ContainerId | None:
+    def container_among(self, containers: Collection[ContainerId]) -> ContainerId | None:
         """Return the one of these containers that the process belongs to.
 
         The outermost counts: a container may invent names below its own cgroup, such as the id of another
         user's container, and they then do not matter.
         """
-        return next((container for container in self.container_ids if container in known), None)
+        return next((container for container in self.container_ids if container in containers), None)
 
 
 def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
@@ -64,7 +64,7 @@ def containers_of_cgroup(text: str) -> tuple[ContainerId, ...]:
     In v1 each controller may have its own place; the deepest nesting is the most informative.
     """
     paths = (line.split(":", 2)[-1] for line in text.splitlines())
-    chains = (tuple(ContainerId(found) for found in _ID.findall(path)) for path in paths)
+    chains = (tuple(map(ContainerId, _ID.findall(path))) for path in paths)
     return max(chains, key=len, default=())
 
 
@@ -105,26 +105,26 @@ class ProcessTable:
 
     def __init__(self, proc: Path = Path("/proc"), *, handles: ProcessHandles | None = None) -> None:
         self._proc = proc
-        self._known: dict[int, LiveProcess] = {}
+        self._processes: dict[int, LiveProcess] = {}
         self._handles = handles
 
     def look_up(self, pids: Iterable[int]) -> dict[int, LiveProcess]:
         """Return the living processes among these, and forget all others."""
         if self._handles is not None:
             for pid in self._handles.drop_ended():
-                self._known.pop(pid, None)
-        found = {pid: process for pid in pids if (process := self._find(pid)) is not None}
+                self._processes.pop(pid, None)
+        processes = {pid: process for pid in pids if (process := self._find(pid)) is not None}
         if self._handles is not None:
-            self._handles.keep_only(found.keys())
-        self._known = found
-        return dict(found)
+            self._handles.keep_only(processes.keys())
+        self._processes = processes
+        return dict(processes)
 
     def _find(self, pid: int) -> LiveProcess | None:
         handles = self._handles
         if handles is None:
             return self._process(pid)
-        if pid in handles and pid in self._known:
-            return self._known[pid]
+        if pid in handles and pid in self._processes:
+            return self._processes[pid]
         # The handle comes first: if another process takes the PID in between, the next pass finds the
         # handle's end.
         handles.take(pid)
@@ -133,9 +133,9 @@ class ProcessTable:
     def _process(self, pid: int) -> LiveProcess | None:
         try:
             start = self._start_ticks(pid)
-            known = self._known.get(pid)
-            if known is not None and known.start_ticks == start:
-                return known
+            earlier = self._processes.get(pid)
+            if earlier is not None and earlier.start_ticks == start:
+                return earlier
             containers = containers_of_cgroup((self._proc / str(pid) / "cgroup").read_text())
             # If another process had taken the PID between the two reads, they would not match.
             return LiveProcess(pid, start, containers) if self._start_ticks(pid) == start else None
@@ -214,12 +214,12 @@ def read_process(pid: int, proc: Path = _PROC, depth: int = _DEPTH) -> SignalHan
             ignored=int(fields["SigIgn"], 16),
             init=fields["Name"].strip() in INITS,
             first=fields["NSpid"].split()[-1] == "1",
-            children=tuple(one for child in children if (one := read_process(child, proc, depth - 1))),
+            children=tuple(filter(None, (read_process(child, proc, depth - 1) for child in children))),
         )
     except (OSError, KeyError, ValueError, IndexError):
         return None
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    found = (proc / str(pid) / "task").glob("*/children")
-    return [int(child) for path in found for child in path.read_text().split()]
+    files = (proc / str(pid) / "task").glob("*/children")
+    return [int(child) for path in files for child in path.read_text().split()]

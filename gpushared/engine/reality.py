@@ -94,7 +94,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
     status, mounts = _status(own), (own / "mountinfo").read_text()
     if container not in containers_of_cgroup(cgroups):
         return None
-    found = Reality(
+    reality = Reality(
         id=container,
         name=str(inspected["Name"]).removeprefix("/"),
         pid=pid,
@@ -112,7 +112,7 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
         rules=_rules(cgroups, container),
         exposed=exposures(mounts, (proc / OWN / "mountinfo").read_text(), barred),
     )
-    return found if _start_ticks(own) == began else None
+    return reality if _start_ticks(own) == began else None
 
 
 # --- the engine's report -------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def _read(inspected: Mapping[str, Any], barred: Sequence[str], proc: Path) -> Re
 def description_of(inspected: Mapping[str, Any]) -> EngineDescription:
     """Return the engine's report from ``GET /containers/<id>/json``."""
     config, host = inspected["Config"], inspected["HostConfig"]
-    asked = [each.split(":")[0] for each in host.get("Binds") or ()]
-    asked += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
+    sources = [each.split(":")[0] for each in host.get("Binds") or ()]
+    sources += [each["Source"] for each in host.get("Mounts") or () if each["Type"] == "bind"]
     return EngineDescription(
         labels=config.get("Labels") or {},
         mark=host.get("ContainerIDFile") or "",
@@ -137,7 +137,7 @@ def description_of(inspected: Mapping[str, Any]) -> EngineDescription:
         ),
         groups=frozenset(_groups(config, host)),
         seccomp=not any(each.startswith("seccomp") for each in host.get("SecurityOpt") or ()),
-        binds=tuple(each for each in asked if each.startswith("/")),
+        binds=tuple(each for each in sources if each.startswith("/")),
     )
 
 
@@ -173,9 +173,9 @@ def machine(proc: Path = PROC) -> MachineDevices:
 def rules_of_list(text: str) -> tuple[DeviceRule, ...]:
     """Read the text of a ``devices.list`` of cgroup v1."""
     return tuple(
-        DeviceRule(found[1], _number(found[2]), _number(found[3]), found[4])
-        for found in map(_RULE.fullmatch, text.splitlines())
-        if found
+        DeviceRule(match[1], _number(match[2]), _number(match[3]), match[4])
+        for match in map(_RULE.fullmatch, text.splitlines())
+        if match
     )
 
 
@@ -208,9 +208,9 @@ def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
     try:
         descriptor = os.open("dev", _FOLDER, dir_fd=root)
         try:
-            for path, found in islice(_files(descriptor, DEV, no_devices, mounted), MOST_NODES):
-                if found is not None and stat.S_ISCHR(found.st_mode):
-                    yield DeviceNode(path, os.major(found.st_rdev), os.minor(found.st_rdev))
+            for path, status in islice(_files(descriptor, DEV, no_devices, mounted), MOST_NODES):
+                if status is not None and stat.S_ISCHR(status.st_mode):
+                    yield DeviceNode(path, os.major(status.st_rdev), os.minor(status.st_rdev))
         finally:
             os.close(descriptor)
     finally:
@@ -218,7 +218,7 @@ def _nodes(own: Path, mounts: Sequence[Mount]) -> Iterator[DeviceNode]:
 
 
 def _files(
-    descriptor: int, place: str, no_devices: frozenset[str], mounted: frozenset[str]
+    descriptor: int, path: str, no_devices: frozenset[str], mounted: frozenset[str]
 ) -> Iterator[tuple[str, os.stat_result | None]]:
     """Yield the entries of a folder and below it, with None for folders and for files that went away.
 
@@ -226,22 +226,22 @@ def _files(
     devices of the runtime's, and perhaps more entries than can be looked through.
     """
     with os.scandir(descriptor) as entries:
-        listed = [entry for entry in islice(entries, MOST_NODES) if f"{place}/{entry.name}" not in no_devices]
+        listed = [entry for entry in islice(entries, MOST_NODES) if f"{path}/{entry.name}" not in no_devices]
     folders = [entry.name for entry in listed if entry.is_dir(follow_symlinks=False)]
     for entry in listed:
         is_folder = entry.is_dir(follow_symlinks=False)
-        yield f"{place}/{entry.name}", None if is_folder else _stat_of(entry.name, descriptor)
-    if place.count("/") >= DEEPEST:
+        yield f"{path}/{entry.name}", None if is_folder else _stat_of(entry.name, descriptor)
+    if path.count("/") >= DEEPEST:
         return
     for name in folders:
-        if f"{place}/{name}" in mounted:
+        if f"{path}/{name}" in mounted:
             continue
         try:
             inner = os.open(name, _FOLDER, dir_fd=descriptor)
         except OSError:
             continue  # the folder was removed, or is no folder any more
         try:
-            yield from _files(inner, f"{place}/{name}", no_devices, mounted)
+            yield from _files(inner, f"{path}/{name}", no_devices, mounted)
         finally:
             os.close(inner)
 
@@ -255,8 +255,8 @@ def _stat_of(name: str, folder: int) -> os.stat_result | None:
 
 def _shared_namespaces(own: Path, machines: Path) -> frozenset[str]:
     def identity(process: Path, name: str) -> tuple[int, int]:
-        found = (process / "ns" / name).stat()
-        return found.st_dev, found.st_ino
+        status = (process / "ns" / name).stat()
+        return status.st_dev, status.st_ino
 
     names = [name for name in NAMESPACES if (own / "ns" / name).exists()]
     return frozenset(name for name in names if identity(own, name) == identity(machines, name))
@@ -289,11 +289,11 @@ def _start_ticks(own: Path) -> int:
 
 def parse(text: str) -> list[Mount]:
     """Return the lines of a ``mountinfo``; lines in an unknown form are left out."""
-    found = []
+    mounts = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
-            found.append(parse_line(line))
-    return found
+            mounts.append(parse_line(line))
+    return mounts
 
 
 def exposures(container: str, machine: str, barred: Sequence[str]) -> tuple[Exposure, ...]:
@@ -302,21 +302,21 @@ def exposures(container: str, machine: str, barred: Sequence[str]) -> tuple[Expo
     A path is given as the machine writes it. All devices of the machine are barred in any case.
     """
     inside, outside = parse(container), parse(machine)
-    found = [Exposure(each.point, "/dev") for each in inside if each.kind == DEVICES]
+    exposed = [Exposure(each.point, "/dev") for each in inside if each.kind == DEVICES]
     for path in barred:
-        place = _place(path, outside)
-        if place is None:
+        location = _location_of(path, outside)
+        if location is None:
             continue
-        device, root = place
+        device, root = location
         for each in inside:
             if each.device == device and is_under(root, each.root):
-                found.append(Exposure(each.point, path))
+                exposed.append(Exposure(each.point, path))
             elif each.device == device and is_under(each.root, root):
-                found.append(Exposure(each.point, posixpath.join(path, posixpath.relpath(each.root, root))))
-    return tuple(dict.fromkeys(found))
+                exposed.append(Exposure(each.point, posixpath.join(path, posixpath.relpath(each.root, root))))
+    return tuple(dict.fromkeys(exposed))
 
 
-def _place(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
+def _location_of(path: str, machine: Sequence[Mount]) -> tuple[str, str] | None:
     """Return the file system of a path, and the place in it; of mounts on one place the last one counts."""
     around = [each for each in machine if is_under(path, each.point)]
     if not around:
@@ -332,7 +332,7 @@ def memory_used(pid: int, container: ContainerId, *, proc: Path = PROC, cgroups:
     ``pid`` is any process of the container.
     """
     try:
-        own, version = _cgroup_place(pid, container, proc, cgroups)
+        own, version = _cgroup_directory(pid, container, proc, cgroups)
         used = int((own / _USED_FILES[version]).read_text())
         stat = (line.split() for line in (own / "memory.stat").read_text().splitlines())
         return max(0, used - sum(int(amount) for name, amount in stat if name in _FILE_PAGES[version]))
@@ -340,22 +340,22 @@ def memory_used(pid: int, container: ContainerId, *, proc: Path = PROC, cgroups:
         return 0
 
 
-def _cgroup_place(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple[Path, int]:
+def _cgroup_directory(pid: int, container: ContainerId, proc: Path, cgroups: Path) -> tuple[Path, int]:
     """Return the container's directory, and 0 for v2 or 1 for v1. Raises OSError, or ValueError without one.
 
     A process may be in a cgroup below, which a program in the container has made; the container's cgroup
     counts.
     """
-    found: dict[int, Path] = {}
+    directories: dict[int, Path] = {}
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         parts = path.strip("/").split("/")
         at = next((at for at, part in enumerate(parts) if container in part), None)
         if at is not None and not controllers:
-            found[0] = cgroups.joinpath(*parts[: at + 1])
+            directories[0] = cgroups.joinpath(*parts[: at + 1])
         elif at is not None and "memory" in controllers.split(","):
-            found[1] = cgroups.joinpath("memory", *parts[: at + 1])
-    if not found:
+            directories[1] = cgroups.joinpath("memory", *parts[: at + 1])
+    if not directories:
         raise ValueError(f"process {pid} is in no cgroup of {container}")
-    version = max(found)  # if v1 has the memory, v2 does not have it
-    return found[version], version
+    version = max(directories)  # if v1 has the memory, v2 does not have it
+    return directories[version], version

@@ -48,7 +48,7 @@ class Connector:
         self.generation = 0
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Return the engine's place as people write it: a path, or the URL of anything but a unix socket."""
         return self.url.removeprefix(UNIX_SCHEME)
 
@@ -57,7 +57,7 @@ class Connector:
         if self.url.startswith(UNIX_SCHEME):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 probe.settimeout(self.timeout_seconds)
-                probe.connect(self.place)
+                probe.connect(self.address)
 
     def open(self) -> APIClient:
         """Return a client that speaks the engine's API version.
@@ -70,7 +70,7 @@ class Connector:
             answer = scout.version(api_version=False)
         version = answer.get("ApiVersion") if isinstance(answer, dict) else None
         if not isinstance(version, str):
-            raise EngineUnavailable(f"what answers on {self.place} is no Docker engine", hint=START_HINT)
+            raise EngineUnavailable(f"what answers on {self.address} is no Docker engine", hint=START_HINT)
         return self._client(version)
 
     def _client(self, api_version: str) -> APIClient:
@@ -80,32 +80,32 @@ class Connector:
         return client
 
     @contextmanager
-    def translated(self, what: str) -> Iterator[None]:
+    def translated(self, action: str) -> Iterator[None]:
         """Raise errors of ours only, and start a new generation of clients when the engine was lost."""
         try:
             yield
         except (OSError, DockerException) as error:  # requests derives its own from OSError
             self.generation += 1
-            raise self._translation(error, what) from error
+            raise self._translation(error, action) from error
 
-    def timed_out(self, what: str, seconds: float) -> TimedOut:
+    def timed_out(self, action: str, seconds: float) -> TimedOut:
         return TimedOut(
-            f"the Docker engine on {self.place} did not {what} within {seconds:g} s", hint=HANG_HINT
+            f"the Docker engine on {self.address} did not {action} within {seconds:g} s", hint=HANG_HINT
         )
 
-    def _translation(self, error: BaseException, what: str) -> GpushareError:
+    def _translation(self, error: BaseException, action: str) -> GpushareError:
         for cause in _causes(error):
             if isinstance(cause, requests.Timeout | TimeoutError):
-                return self.timed_out(what, self.timeout_seconds)
+                return self.timed_out(action, self.timeout_seconds)
             if isinstance(cause, APIError):
                 text = cause.explanation or str(cause)
-                return EngineUnavailable(f"the Docker engine on {self.place} could not {what}: {text}")
+                return EngineUnavailable(f"the Docker engine on {self.address} could not {action}: {text}")
             if isinstance(cause, OSError) and cause.errno is not None:
                 hint = ACCESS_HINT if isinstance(cause, PermissionError) else START_HINT
                 reason = cause.strerror or str(cause)
-                return EngineUnavailable(f"no Docker engine answers on {self.place}: {reason}", hint=hint)
+                return EngineUnavailable(f"no Docker engine answers on {self.address}: {reason}", hint=hint)
         *_, deepest = _causes(error)
-        return EngineUnavailable(f"lost the Docker engine on {self.place}: {deepest}", hint=START_HINT)
+        return EngineUnavailable(f"lost the Docker engine on {self.address}: {deepest}", hint=START_HINT)
 
 
 def unknown_words(verb: str, error: Exception) -> EngineUnavailable:
@@ -142,18 +142,18 @@ class Workers:
         self._idle = 0
         self._closed = False
 
-    async def call(self, what: str, work: Work[T], timeout_seconds: float) -> T:
+    async def call(self, action: str, work: Work[T], timeout_seconds: float) -> T:
         """Return the work's result, or raise an error of ours.
 
         The error is ``TimedOut`` also if no thread was free in time.
         """
-        job = _EngineCall(what, work)
+        job = _EngineCall(action, work)
         self._submit(job)
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await asyncio.wrap_future(job.future)
         except TimeoutError:
-            raise self._connector.timed_out(what, timeout_seconds) from None
+            raise self._connector.timed_out(action, timeout_seconds) from None
 
     def close(self) -> None:
         """End idle threads now, busy ones after their call; calls that still wait for a thread fail."""
@@ -197,8 +197,8 @@ class Workers:
 class _EngineCall(Generic[T]):
     """Hold a call and its result. A caller that gave up before the call began has cancelled it."""
 
-    def __init__(self, what: str, work: Work[T]) -> None:
-        self._what = what
+    def __init__(self, action: str, work: Work[T]) -> None:
+        self._action = action
         self._work = work
         self.future: Future[T] = Future()
 
@@ -206,7 +206,7 @@ class _EngineCall(Generic[T]):
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            with connector.translated(self._what):
+            with connector.translated(self._action):
                 self.future.set_result(self._work(client.get()))
         except BaseException as error:  # noqa: BLE001 - belongs to whoever awaits the call
             self.future.set_exception(error)

@@ -100,8 +100,8 @@ class GuardProcess:
 
     def ended(self) -> frozenset[ContainerId]:
         """Return the containers that ran when a guard began to end them."""
-        found = self._directory.glob(f"{program.ENDED}*")
-        return frozenset(ContainerId(path.name.removeprefix(program.ENDED)) for path in found)
+        files = self._directory.glob(f"{program.ENDED}*")
+        return frozenset(ContainerId(path.name.removeprefix(program.ENDED)) for path in files)
 
     def forget(self, containers: Iterable[ContainerId]) -> None:
         """Forget these ended containers, because the daemon knows of their end by now."""
@@ -110,11 +110,11 @@ class GuardProcess:
 
     def _watches_soon(self, *, started: bool) -> bool:
         deadline = time.monotonic() + ANSWER_SECONDS
-        while not (found := self.watches()) and time.monotonic() < deadline:
+        while not (watches := self.watches()) and time.monotonic() < deadline:
             if not started and not self._is_locked():
                 return False
             time.sleep(POLL_SECONDS)
-        return found
+        return watches
 
     def _is_locked(self) -> bool:
         """Return True if a guard lives, however long ago it looked."""

@@ -59,12 +59,12 @@ def read_fences(directory: str) -> tuple[str, str, dict[str, float]]:
 
 def processes_of(containers: set[str]) -> dict[str, list[int]]:
     """Return the processes of each of these containers, by the names of their cgroups, which hold the id."""
-    found: dict[str, list[int]] = {}
+    pids: dict[str, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             for container in containers & set(_ids_of(int(name))):
-                found.setdefault(container, []).append(int(name))
-    return found
+                pids.setdefault(container, []).append(int(name))
+    return pids
 
 
 def _ids_of(pid: int) -> list[str]:
@@ -76,7 +76,7 @@ def _ids_of(pid: int) -> list[str]:
         return []
     for mark in ("-", ".", "\n", ":"):
         text = text.replace(mark, "/")
-    return [word for word in text.split("/") if len(word) == ID_LENGTH]
+    return [name for name in text.split("/") if len(name) == ID_LENGTH]
 
 
 def kill(pid: int, container: str) -> None:

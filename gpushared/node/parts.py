@@ -138,10 +138,10 @@ async def restore_modes(config: Config) -> str | None:
     modes = ExclusiveModes(NvmlComputeModes(gpus), path)
     try:
         async with asyncio.timeout(LONGEST_SECONDS):
-            before = await modes.known()
+            before = await modes.ledger()
             up = {one.device_name for one in await engine.containers() if one.status in UP}
             await modes.restore_unneeded(up)
-            after = await modes.known()
+            after = await modes.ledger()
     except TimeoutError:
         return f"not done in {LONGEST_SECONDS:g} s; the daemon does it at its next start"
     except GpushareError as error:

@@ -62,20 +62,20 @@ def slice_of(names: tuple[str, ...]) -> str:
     return f"{'-'.join(name.replace('-', ESCAPED_DASH) for name in names)}{SLICE}"
 
 
-async def run_systemctl(systemctl: str, verb: str, unit: str, *words: str) -> None:
-    """Run ``systemctl VERB UNIT WORDS``. Errors: ``SharingUnavailable``."""
+async def run_systemctl(systemctl: str, verb: str, unit: str, *arguments: str) -> None:
+    """Run ``systemctl VERB UNIT ARGUMENTS``. Errors: ``SharingUnavailable``."""
     hint = f"`systemctl status {unit}` may tell why"
     options = ("--runtime",) if verb == "set-property" else ()
     try:
-        done = await run_program(
-            [systemctl, "--quiet", *options, verb, unit, *words], seconds=SYSTEMCTL_SECONDS
+        result = await run_program(
+            [systemctl, "--quiet", *options, verb, unit, *arguments], seconds=SYSTEMCTL_SECONDS
         )
     except TimeoutError:
         raise SharingUnavailable(f"systemd did not {verb} {unit} in time", hint=hint) from None
     except OSError as error:
         raise SharingUnavailable(f"{systemctl} cannot be run: {error.strerror}") from error
-    if done.status != 0:
-        raise SharingUnavailable(f"systemd did not {verb} {unit}: {done.errors.strip()}", hint=hint)
+    if result.status != 0:
+        raise SharingUnavailable(f"systemd did not {verb} {unit}: {result.errors.strip()}", hint=hint)
 
 
 _HOME = CgroupPlace(("gpushare",))
@@ -119,9 +119,9 @@ class LeaseCgroups:
         if _NAME.fullmatch(device_name) is None:
             raise RequestError(f"{device_name!r} is not a device name")
         driver = self._driver(engine)
-        found = [path for path in await self.paths(device_name) if _made_for(path) is driver]
+        existing = [path for path in await self.paths(device_name) if _made_for(path) is driver]
         home = _HOME if self.users is None or uid is None else self.users.within(str(uid))
-        path = found[0] if found else f"{self.root}{home.within(device_name).path(driver)}"
+        path = existing[0] if existing else f"{self.root}{home.within(device_name).path(driver)}"
         name = path.removeprefix(str(self.root))
         if driver is CgroupDriver.SYSTEMD:
             name = Path(path).name
@@ -131,19 +131,19 @@ class LeaseCgroups:
 
     async def names(self) -> list[str]:
         """Return the devices that have a cgroup."""
-        return await asyncio.to_thread(lambda: sorted({name for name, _ in self._found()}))
+        return await asyncio.to_thread(lambda: sorted({name for name, _ in self._device_cgroups()}))
 
     async def paths(self, device_name: str) -> list[str]:
         """Return the cgroups of this device: two if Docker's cgroup driver was changed in between."""
         return await asyncio.to_thread(
-            lambda: [str(path) for name, path in self._found() if name == device_name]
+            lambda: [str(path) for name, path in self._device_cgroups() if name == device_name]
         )
 
     async def below(self, device_name: str) -> list[str]:
         """Return the cgroups of containers in the device's own cgroup."""
 
         def look() -> list[str]:
-            parents = [path for name, path in self._found() if name == device_name]
+            parents = [path for name, path in self._device_cgroups() if name == device_name]
             return [str(path) for parent in parents for path in _directories(parent)]
 
         return await asyncio.to_thread(look)
@@ -177,11 +177,11 @@ class LeaseCgroups:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SharingUnavailable(f"cgroup {path} cannot be made: {error.strerror}") from error
-        above = [place for place in path.parents if place.is_relative_to(self.root)]
-        for place in (*reversed(above), path):
-            _account_below(place)
+        parents = [directory for directory in path.parents if directory.is_relative_to(self.root)]
+        for directory in (*reversed(parents), path):
+            _account_below(directory)
 
-    def _found(self) -> Iterator[tuple[str, Path]]:
+    def _device_cgroups(self) -> Iterator[tuple[str, Path]]:
         homes = [_HOME]
         if self.users is not None:
             # The names are those of the places themselves, because containers are below them too.
@@ -223,14 +223,14 @@ def _directories(path: Path) -> list[Path]:
         return []
 
 
-def _account_below(place: Path) -> None:
+def _account_below(directory: Path) -> None:
     """Let the kernel count for the driver in the cgroups below.
 
     Where the kernel cannot, the driver will refuse.
     """
     with contextlib.suppress(OSError):
-        there = (place / "cgroup.controllers").read_text().split()
-        on = (place / "cgroup.subtree_control").read_text().split()
+        available = (directory / "cgroup.controllers").read_text().split()
+        enabled = (directory / "cgroup.subtree_control").read_text().split()
         for controller in _CONTROLLERS:
-            if controller in there and controller not in on:
-                (place / "cgroup.subtree_control").write_text(f"+{controller}")
+            if controller in available and controller not in enabled:
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}")

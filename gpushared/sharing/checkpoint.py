@@ -12,7 +12,7 @@ from gpushared.domain.model.errors import SharingUnavailable, TimedOut
 PROBE_SECONDS = 20.0
 MOVE_SECONDS = 300.0
 """80 GiB take under a minute over PCIe; a host that swaps takes longer."""
-_WORDS = (sys.executable, "-I", "-m", "gpushared.sharing.checkpoint_worker")
+_PROGRAM = (sys.executable, "-I", "-m", "gpushared.sharing.checkpoint_worker")
 
 
 class CudaCheckpoints:
@@ -46,14 +46,14 @@ class CudaCheckpoints:
             raise SharingUnavailable(trouble)
 
     async def _run(self, command: str, pids: Collection[int], timeout_seconds: float) -> str:
-        words = [*_WORDS, command, *map(str, sorted(pids))]
+        arguments = [*_PROGRAM, command, *map(str, sorted(pids))]
         try:
-            done = await run_program(words, seconds=timeout_seconds, env=self._environ)
+            result = await run_program(arguments, seconds=timeout_seconds, env=self._environ)
         except TimeoutError:
             raise TimedOut(f"CUDA did not {command} in {timeout_seconds:.0f} s") from None
         except OSError as error:
-            raise SharingUnavailable(f"{words[0]} cannot be run: {error.strerror}") from error
-        return _trouble(done.output, done.errors)
+            raise SharingUnavailable(f"{arguments[0]} cannot be run: {error.strerror}") from error
+        return _trouble(result.output, result.errors)
 
 
 def _trouble(output: str, complaint: str) -> str:

@@ -65,24 +65,24 @@ class Cuda:
         arguments = self.driver.CUcheckpointUnlockArgs()
         self._ask(f"unlock process {pid}", self.driver.cuCheckpointProcessUnlock(pid, arguments))
 
-    def _ask(self, what: str, answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _ask(self, task: str, answer: tuple[Any, ...]) -> tuple[Any, ...]:
         error, *values = answer
         if error != self.driver.CUresult.CUDA_SUCCESS:
-            raise CheckpointFailed(f"the CUDA driver does not {what}: {error.name}")
+            raise CheckpointFailed(f"the CUDA driver does not {task}: {error.name}")
         return tuple(values)
 
 
 def save(cuda: Cuda, pids: Sequence[int]) -> None:
     """Lock all processes, then save all; if one fails, undo the others."""
-    running = cuda.driver.CUprocessState.CU_PROCESS_STATE_RUNNING
-    mine = [pid for pid in pids if cuda.state(pid) == running]
+    running_state = cuda.driver.CUprocessState.CU_PROCESS_STATE_RUNNING
+    running = [pid for pid in pids if cuda.state(pid) == running_state]
     try:
-        for pid in mine:
+        for pid in running:
             cuda.lock(pid)
-        for pid in mine:
+        for pid in running:
             cuda.checkpoint(pid)
     except CheckpointFailed:
-        restore(cuda, mine)
+        restore(cuda, running)
         raise
 
 
@@ -103,9 +103,9 @@ def restore(cuda: Cuda, pids: Sequence[int]) -> None:
         raise failures[0]
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run one command, and print one line of answer."""
-    command, *pids = words
+    command, *pids = arguments
     trouble = ""
     try:
         cuda = Cuda()

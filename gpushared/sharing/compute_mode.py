@@ -55,11 +55,11 @@ class ExclusiveModes:
         self._lock_fd: int | None = None
 
     @property
-    def last_known(self) -> Ledger:
-        """Return the ledger as ``known`` last found it, without reading the disk."""
+    def last_ledger(self) -> Ledger:
+        """Return the ledger as the last ``ledger`` returned it, without reading the disk."""
         return dict(self._ledger or {})
 
-    async def known(self) -> Ledger:
+    async def ledger(self) -> Ledger:
         """Return the modes that were set and not put back.
 
         Raises SharingUnavailable if the ledger cannot be read, or another process has it.
@@ -97,14 +97,14 @@ class ExclusiveModes:
         ``restore_unneeded`` retries a mode that was not put back.
         """
         async with self._lock:
-            for gpu, entry in (await self.known()).items():
+            for gpu, entry in (await self.ledger()).items():
                 if device_name in entry.leases:
                     await self._settle(gpu, replace(entry, leases=entry.leases - {device_name}))
 
     async def free(self, gpu: Gpu) -> None:
         """Put the GPU's earlier mode back, for a lease of all of the GPU; raises SharingUnavailable."""
         async with self._lock:
-            entry = (await self.known()).get(gpu.id)
+            entry = (await self.ledger()).get(gpu.id)
             if entry is not None and not await self._settle(gpu.id, replace(entry, leases=frozenset())):
                 raise SharingUnavailable(
                     f"GPU {gpu.index} is still in the compute mode EXCLUSIVE_PROCESS", hint=_BY_HAND
@@ -113,7 +113,7 @@ class ExclusiveModes:
     async def restore_unneeded(self, live: Collection[str]) -> None:
         """Put back the modes that no lease needs any more, given the device names of the live leases."""
         async with self._lock:
-            for gpu, entry in (await self.known()).items():
+            for gpu, entry in (await self.ledger()).items():
                 await self._settle(gpu, replace(entry, leases=entry.leases & set(live)))
 
     async def _hold(self, device_name: str, gpu: Gpu) -> None:
@@ -123,7 +123,7 @@ class ExclusiveModes:
             raise SharingUnavailable(
                 f"GPU {gpu.index} {why}", hint=f"take it out of [gpus] exclusive_process, or {_BY_HAND}"
             )
-        entry = (await self.known()).get(gpu.id)
+        entry = (await self.ledger()).get(gpu.id)
         if entry is None and mode == EXCLUSIVE_PROCESS:
             return  # the admin set the mode, so nobody here puts it back
         entry = entry or SetMode(mode)
@@ -150,10 +150,10 @@ class ExclusiveModes:
         return True
 
     async def _write(self, gpu: GpuId, entry: SetMode | None) -> None:
-        ledger = await self.known()
+        ledger = await self.ledger()
         if ledger.get(gpu) == entry:
             return
-        ledger = {known: mode for known, mode in ledger.items() if known != gpu}
+        ledger.pop(gpu, None)
         if entry is not None:
             ledger[gpu] = entry
         await asyncio.to_thread(self._with_ledger, lambda: write_ledger(self._path, ledger))
@@ -192,10 +192,10 @@ def read_ledger(path: Path) -> Ledger:
     except FileNotFoundError:
         return {}
     try:
-        found = json.loads(text)
+        content = json.loads(text)
         return {
             GpuId(gpu): SetMode(int(entry["before"]), frozenset(map(str, entry["leases"])))
-            for gpu, entry in found.items()
+            for gpu, entry in content.items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not as it was written ({error!r})") from error

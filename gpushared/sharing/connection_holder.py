@@ -35,17 +35,17 @@ def connection_holder(daemon: int) -> tuple[int, str] | None:
 
 
 def _peers(daemon: int) -> list[int]:
-    found: list[int] = []
+    peers: list[int] = []
     with suppress(OSError):
         pidfd = os.pidfd_open(daemon)
         try:
             for entry in Path(f"/proc/{daemon}/fd").iterdir():
                 with suppress(OSError):
                     if str(entry.readlink()).startswith("socket:"):
-                        found += _peer(pidfd, int(entry.name))
+                        peers += _peer(pidfd, int(entry.name))
         finally:
             os.close(pidfd)
-    return found
+    return peers
 
 
 def _peer(pidfd: int, number: int) -> list[int]:

@@ -103,7 +103,7 @@ class Sessions:
     async def _run(self, text: str) -> str:
         """Run the binary as a client of the daemon, with these commands on its standard input."""
         try:
-            done = await run_program(
+            result = await run_program(
                 [self._binary], seconds=self._command_seconds, text=text, with_errors=True, env=self._env
             )
         except TimeoutError:
@@ -112,7 +112,7 @@ class Sessions:
             raise TimedOut(f"the MPS control daemon did not answer `{first}` in {seconds:g} s") from None
         except OSError as error:
             raise SharingUnavailable(f"{self._binary} cannot be run: {error.strerror}") from error
-        return done.output
+        return result.output
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +350,10 @@ class MpsControl:
                 await self._sessions.once(())
                 return
             tries += 1
-        status = f"status {process.exit_status}: {self._last_words()}"
+        status = f"status {process.exit_status}: {self._last_log_line()}"
         raise SharingUnavailable(f"the MPS control daemon ended at its start with {status}")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = _tail(self.log)
         return lines[-1].strip() if lines else "no message"
 

@@ -49,8 +49,8 @@ class DaemonKey:
 
     @property
     def name(self) -> str:
-        words = (*sorted(self.gpus), *([] if self.device_name is None else [self.device_name]))
-        digest = hashlib.sha256(",".join(words).encode()).hexdigest()[:12]
+        parts = (*sorted(self.gpus), *([] if self.device_name is None else [self.device_name]))
+        digest = hashlib.sha256(",".join(parts).encode()).hexdigest()[:12]
         if self.device_name is not None:
             return f"{_OWN_PREFIX}{digest}"
         return f"m-{digest}" if self.uid is None else f"u{self.uid}-{digest}"
@@ -192,8 +192,8 @@ class DaemonPool:
         if self._binary is None or not self._home.is_dir():
             return
         for home in sorted(self._home.iterdir()):
-            known = home.name in self._daemons or home.name in self._stopping or home.name == _PROBE_NAME
-            if not known and not _in_use(home):
+            is_known = home.name in self._daemons or home.name in self._stopping or home.name == _PROBE_NAME
+            if not is_known and not _in_use(home):
                 control = self._control(home.name, (), multiuser=False)
                 await self._stop(home.name, control.quit())
 

@@ -129,13 +129,13 @@ class DriverWall:
         """Return True if a container of this device must get limits."""
         return device_name in self._limits
 
-    async def hold(self, device_name: str, place: str) -> None:
+    async def hold(self, device_name: str, path: str) -> None:
         """Set the limits on a running container's own cgroup as well; without limits there is nothing to do.
 
-        ``place`` is the cgroup's path from the top of the tree. Errors: ``SharingUnavailable``; an error
+        ``path`` is the cgroup's path from the top of the tree. Errors: ``SharingUnavailable``; an error
         leaves the limits on the parent as they are.
         """
-        cgroup = f"{self._cgroups.root}{place}"
+        cgroup = f"{self._cgroups.root}{path}"
         limits = self._limits.get(device_name)
         if self._limiter is None or limits is None:
             return
@@ -203,11 +203,11 @@ class DriverWall:
     async def _leaves_of(self, device_name: str) -> list[str]:
         """Return the cgroups of containers of this device, below the lease's own one and elsewhere."""
         below = await self._cgroups.below(device_name)
-        known = self._leaves.get(device_name)
-        if known is not None and not await self._cgroups.is_there(known):
+        leaf = self._leaves.get(device_name)
+        if leaf is not None and not await self._cgroups.is_there(leaf):
             del self._leaves[device_name]
-            known = None
-        return below if known is None or known in below else [*below, known]
+            leaf = None
+        return below if leaf is None or leaf in below else [*below, leaf]
 
     async def _take_down(self, device_name: str, gpus: Collection[GpuId]) -> None:
         for path in await self._cgroups.paths(device_name):
@@ -219,8 +219,8 @@ class DriverWall:
 
         The engine may not see this Python, and a failed hook would keep the container from starting.
         """
-        words = [f"{gpu}={limit_bytes}" for gpu, limit_bytes in limits.items()]
-        program = (sys.executable, "-I", "-S", limit_hook.__file__, str(self._cgroups.root), *words)
+        limit_arguments = [f"{gpu}={limit_bytes}" for gpu, limit_bytes in limits.items()]
+        program = (sys.executable, "-I", "-S", limit_hook.__file__, str(self._cgroups.root), *limit_arguments)
         args = ("sh", "-c", '"$@" || :', "sh", *program)
         return Hook("/bin/sh", args, self._environ, timeout_seconds=HOOK_SECONDS)
 

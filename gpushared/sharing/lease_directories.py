@@ -121,9 +121,9 @@ def _replace(path: Path, staged: Path, text: str) -> None:
     staged.replace(path)
 
 
-def _not_writable(what: str, directory: Path, error: OSError) -> SharingUnavailable:
+def _not_writable(item: str, directory: Path, error: OSError) -> SharingUnavailable:
     return SharingUnavailable(
-        f"the {what} cannot be put into {directory}: {error.strerror}",
+        f"the {item} cannot be put into {directory}: {error.strerror}",
         hint="the daemon must be able to write there; is the file system full or read-only?",
     )
 

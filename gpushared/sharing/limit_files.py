@@ -129,8 +129,8 @@ class Trees:
         counted = (
             ("total_rss", "total_shmem") if self.tops else ("anon", "shmem", "kernel_stack", "pagetables")
         )
-        held = sum(figures.get(name, 0) for name in counted)
-        return UserUse(held, int(_text(pids / "pids.current")))
+        memory_bytes = sum(figures.get(name, 0) for name in counted)
+        return UserUse(memory_bytes, int(_text(pids / "pids.current")))
 
     def _count_below(self, path: str) -> None:
         if not self.tops:
@@ -176,8 +176,8 @@ def _text(path: Path) -> str:
 
 def _plain(text: str, in_pages: bool) -> str:
     """Drop the part that the kernel rounds, and write no limit in one word."""
-    first, *others = text.split()
+    first, *rest = text.split()
     number = int(first) if first.lstrip("-").isdecimal() else -1
     if number < 0 or number >= _NO_LIMIT_FROM:
-        return " ".join(["max", *others])
-    return " ".join([str(number // mmap.PAGESIZE if in_pages else number), *others])
+        return " ".join(["max", *rest])
+    return " ".join([str(number // mmap.PAGESIZE if in_pages else number), *rest])

@@ -41,12 +41,12 @@ class MemoryLimits(ctypes.Structure):
     )
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Set the limits that the arguments name; never raises, never waits for long."""
     try:
-        root, *limits = words
+        root, *limits = arguments
         cgroup = cgroup_of(json.load(sys.stdin)["pid"], root)
-        trouble = _in_child(cgroup, dict(_limit(word) for word in limits))
+        trouble = _in_child(cgroup, dict(_limit(argument) for argument in limits))
     except (LimitRefused, OSError, ValueError, ArithmeticError, LookupError, TypeError) as error:
         trouble = str(error) or repr(error)
     if trouble:
@@ -77,20 +77,20 @@ def limit(cgroup: str, limits: dict[str, int]) -> None:
     _check(nvml.nvmlInit_v2(), "nvmlInit_v2")
     for gpu, limit_bytes in limits.items():
         handle = ctypes.c_void_p()
-        found = nvml.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
-        _check(found, f"nvmlDeviceGetHandleByUUID {gpu}")
-        wanted = MemoryLimits(cgroup.encode(), 0, limit_bytes)
-        _check(change(handle, ctypes.byref(wanted)), f"{FUNCTION} {gpu} {cgroup}")
+        code = nvml.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
+        _check(code, f"nvmlDeviceGetHandleByUUID {gpu}")
+        memory_limits = MemoryLimits(cgroup.encode(), 0, limit_bytes)
+        _check(change(handle, ctypes.byref(memory_limits)), f"{FUNCTION} {gpu} {cgroup}")
 
 
-def _limit(word: str) -> tuple[str, int]:
-    gpu, _, limit_bytes = word.partition("=")
+def _limit(argument: str) -> tuple[str, int]:
+    gpu, _, limit_bytes = argument.partition("=")
     return gpu, int(limit_bytes)
 
 
-def _check(code: int, what: str) -> None:
+def _check(code: int, call: str) -> None:
     if code != 0:
-        raise LimitRefused(f"{what} answered {code}")
+        raise LimitRefused(f"{call} answered {code}")
 
 
 def _in_child(cgroup: str, limits: dict[str, int]) -> str:

@@ -118,9 +118,9 @@ class MpsSharing:
     def holds(self, lease: Lease) -> bool:
         return self._wall.holds(lease.device_name)
 
-    async def hold(self, lease: Lease, place: str) -> None:
+    async def hold(self, lease: Lease, path: str) -> None:
         """Limit the container's own cgroup by the driver; MPS limits processes, not cgroups."""
-        await self._wall.hold(lease.device_name, place)
+        await self._wall.hold(lease.device_name, path)
 
     async def detach_clients(self, lease: Lease, pids: Collection[int]) -> int:
         """Detach clients from their servers; see the port.
@@ -129,7 +129,7 @@ class MpsSharing:
         other programs may keep further daemons from answering. A daemon that does not answer is asked only if
         it was seen to serve one.
         """
-        asked = [
+        controls = [
             daemon.control
             for daemon in self._pool.all()
             if daemon.serving
@@ -137,16 +137,16 @@ class MpsSharing:
         ]
         try:
             async with asyncio.timeout(self._timing.detach_seconds):
-                done = await asyncio.gather(
-                    *(detach_clients(control, pids) for control in asked), return_exceptions=True
+                results = await asyncio.gather(
+                    *(detach_clients(control, pids) for control in controls), return_exceptions=True
                 )
         except TimeoutError:
             seconds = self._timing.detach_seconds
             raise TimedOut(f"MPS did not let go of its clients in {seconds:g} s") from None
-        for error in done:
+        for error in results:
             if isinstance(error, BaseException):
                 raise error
-        return sum(count for count in done if isinstance(count, int))
+        return sum(count for count in results if isinstance(count, int))
 
     async def status(self) -> tuple[SharingStatus, ...]:
         """Return the state of every GPU of opened leases, by the last look.
@@ -236,12 +236,12 @@ class MpsSharing:
 
     async def _leave_modes(self, device_name: str) -> None:
         if self._modes is not None:
-            with _noted("compute modes"):
+            with _logging_trouble("compute modes"):
                 await self._modes.leave(device_name)
 
     async def _restore_unneeded_modes(self, live: Collection[str]) -> None:
         if self._modes is not None:
-            with _noted("compute modes"):
+            with _logging_trouble("compute modes"):
                 await self._modes.restore_unneeded(live)
 
     # --- status ---
@@ -253,7 +253,7 @@ class MpsSharing:
         mode = "mps" if any(daemon.serving for daemon in daemons) else "none"
         trouble = self._trouble(daemons)
         faults = tuple(fault for daemon in daemons for fault in daemon.faults)
-        return SharingStatus(gpu, mode, trouble, tuple(pids), tuple(clients), _looked_at(daemons), faults)
+        return SharingStatus(gpu, mode, trouble, tuple(pids), tuple(clients), _oldest_look(daemons), faults)
 
     def _trouble(self, daemons: Iterable[Supervisor]) -> str | None:
         if self._wall.lost is not None:
@@ -274,20 +274,20 @@ def _limits_of(lease: Lease, granted: Sequence[Gpu]) -> DaemonLimits:
     return DaemonLimits(tuple(max(1, gpu.leasable_bytes // MIB) for gpu in granted))
 
 
-def _looked_at(daemons: Iterable[Supervisor]) -> float | None:
+def _oldest_look(daemons: Iterable[Supervisor]) -> float | None:
     """Return when the oldest look at clients began; None if a daemon does not know its clients."""
     looks = [daemon.clients_at for daemon in daemons]
-    known = [at for at in looks if at is not None]
-    return min(known) if known and len(known) == len(looks) else None
+    times = [at for at in looks if at is not None]
+    return min(times) if times and len(times) == len(looks) else None
 
 
 @contextmanager
-def _noted(what: str) -> Iterator[None]:
+def _logging_trouble(subject: str) -> Iterator[None]:
     """Log trouble that must not keep a lease from ending, and go on."""
     try:
         yield
     except GpushareError as error:
-        _log.warning("sharing.trouble what=%s why=%s", what, error.message)
+        _log.warning("sharing.trouble what=%s why=%s", subject, error.message)
 
 
 def _not_installed() -> str:

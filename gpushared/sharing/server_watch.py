@@ -57,10 +57,10 @@ class QueriedDaemon(Protocol):
 
 async def read_server(control: QueriedDaemon, pid: int) -> MpsServer:
     """Return one server's state and clients; a server that is gone has none."""
-    lines = await control.ask(f"get_server_status {pid}", f"get_client_list {pid}")
-    words = [line.strip() for line in lines]
-    state = ServerState(words[0]) if words and words[0] in set(ServerState) else None
-    return MpsServer(pid, state, client_pids(pid, words if state is None else words[1:]))
+    answer = await control.ask(f"get_server_status {pid}", f"get_client_list {pid}")
+    lines = [line.strip() for line in answer]
+    state = ServerState(lines[0]) if lines and lines[0] in set(ServerState) else None
+    return MpsServer(pid, state, client_pids(pid, lines if state is None else lines[1:]))
 
 
 def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
@@ -68,11 +68,10 @@ def client_pids(server: int, lines: Iterable[str]) -> tuple[int, ...] | None:
 
     A control daemon in a PID namespace of its own sees its clients as process 0.
     """
-    words = [line.strip() for line in lines]
-    words = [word for word in words if word and word != f"Server {server} not found"]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    pids = [pid for line in lines if (pid := line.strip()) and pid != f"Server {server} not found"]
+    if not all(pid.isdecimal() and int(pid) > 0 for pid in pids):
         return None
-    return tuple(map(int, words))
+    return tuple(map(int, pids))
 
 
 def culprit_of(log: Sequence[str], clients: Collection[int]) -> int | None:
@@ -149,20 +148,20 @@ class ServerWatch:
         in_fault = [server for server in servers if server.state is ServerState.FAULT]
         log = await asyncio.to_thread(self._control.server_log) if in_fault else []
         self.faults = tuple(self._fault(server, before.get(server.pid), log) for server in in_fault)
-        self._recycling = {pid: known for pid, known in self._recycling.items() if pid in self._seen}
+        self._recycling = {pid: recycling for pid, recycling in self._recycling.items() if pid in self._seen}
 
     def _fault(self, server: MpsServer, before: MpsServer | None, log: list[str]) -> ServerFault:
         """Return a server's fault with its victims: at first all clients, then those that are or were there.
 
         Later looks keep the victims that are there now or were at the look before.
         """
-        there = {*(server.clients or ()), *((before and before.clients) or ())}
-        known = next((fault for fault in self.faults if fault.server == server.pid), None)
-        if known is not None:
-            return replace(known, clients=tuple(sorted(there & set(known.clients))))
-        culprit = culprit_of(log, there)
-        _log.warning("mps.fault server=%d clients=%s culprit=%s", server.pid, sorted(there), culprit)
-        return ServerFault(server.pid, tuple(sorted(there)), culprit)
+        clients = {*(server.clients or ()), *((before and before.clients) or ())}
+        earlier = next((fault for fault in self.faults if fault.server == server.pid), None)
+        if earlier is not None:
+            return replace(earlier, clients=tuple(sorted(clients & set(earlier.clients))))
+        culprit = culprit_of(log, clients)
+        _log.warning("mps.fault server=%d clients=%s culprit=%s", server.pid, sorted(clients), culprit)
+        return ServerFault(server.pid, tuple(sorted(clients)), culprit)
 
     def forget(self) -> None:
         """Forget the daemon's facts, because the daemon is gone."""
@@ -188,10 +187,10 @@ class ServerWatch:
             if server.state is not ServerState.FAULT and not wedged:
                 self._recycling.pop(server.pid, None)
                 continue
-            known = self._recycling.setdefault(server.pid, _Recycling(0, now))
-            if now - known.at >= self._recycle_seconds:
-                self._recycling[server.pid] = _Recycling(known.steps + 1, now)
-                await self._step(server.pid, known.steps)
+            recycling = self._recycling.setdefault(server.pid, _Recycling(0, now))
+            if now - recycling.at >= self._recycle_seconds:
+                self._recycling[server.pid] = _Recycling(recycling.steps + 1, now)
+                await self._step(server.pid, recycling.steps)
 
     async def _step(self, server: int, step: int) -> None:
         _log.warning("mps.recycle server=%d step=%d", server, step)
@@ -218,13 +217,13 @@ async def detach_clients(control: ClientLister, pids: Collection[int]) -> int:
     """
     detached = 0
     for server in await control.servers():
-        there = await _clients_among(control, server, pids)
-        for pid in there:
+        clients = await _clients_among(control, server, pids)
+        for pid in clients:
             await _terminate(control, server, pid)
-        detached += len(there)
+        detached += len(clients)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LET_GO_SECONDS):
-                while there and await _clients_among(control, server, there):  # noqa: ASYNC110 - no event tells
+                while clients and await _clients_among(control, server, clients):  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(_LOOK_AGAIN_SECONDS)
     return detached
 

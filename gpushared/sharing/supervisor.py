@@ -107,8 +107,8 @@ class Supervisor:
         if self._error is not None:
             return f"{self._error.message}{self._silence()}"
         if self.faults:
-            left = sum(len(fault.clients) for fault in self.faults)
-            return f"an MPS server met a fatal fault and serves nobody; {left} of its clients are still there"
+            remaining = sum(len(fault.clients) for fault in self.faults)
+            return f"an MPS server met a fatal fault and serves nobody; {remaining} of its clients are still there"
         return self._wedge
 
     @property
@@ -121,10 +121,10 @@ class Supervisor:
     def _silence(self) -> str:
         if not self._silent_since:
             return ""
-        held = (
+        holder = (
             "" if self._holder is None else f"; process {self._holder[0]} ({self._holder[1]}) holds its line"
         )
-        return f", since {self._silent_since}{held}"
+        return f", since {self._silent_since}{holder}"
 
     async def attach(self, device_name: str) -> None:
         """Let a lease use the daemon, starting it if need be; raises the error that keeps it from serving.
@@ -229,9 +229,9 @@ class Supervisor:
     async def _apply_limits(self) -> None:
         """Give the daemon the limits that apply now, also if they change during the call."""
         while self._applied != self._limits:
-            wanted = self._limits
-            await self.control.set_limits(wanted)
-            self._applied = wanted
+            limits = self._limits
+            await self.control.set_limits(limits)
+            self._applied = limits
 
     async def _watch(self) -> None:
         if self.control.was_alive:
@@ -274,13 +274,13 @@ class Supervisor:
 
         One server's failures do not count against the next.
         """
-        canary, known = self._canary, 0
+        canary, last_server = self._canary, 0
         while canary is not None:
             await asyncio.sleep(canary.pause_seconds)
             server = next(iter(self._watch_servers.servers), 0)
-            if server != known:
+            if server != last_server:
                 canary.forget()
-            known = server
+            last_server = server
             if server and self.leases:
                 await canary.send(server)
 

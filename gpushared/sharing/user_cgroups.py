@@ -73,7 +73,7 @@ class UserCgroups:
         self._ledger = ledger
         self._root = root
         self._systemctl = systemctl
-        self._known: dict[int, UserBounds | None] = {}
+        self._limits_by_uid: dict[int, UserBounds | None] = {}
         self._kind: _CgroupKind | None = None
         self._verified: dict[str, _Verified] = {}
         """The last verified limits by user."""
@@ -118,8 +118,8 @@ class UserCgroups:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 _log.warning("users_limits.not_read error=%r", error)
                 return
-            self._known = {**dict.fromkeys(uids), **self._known}
-            await self._hold_known(limits)
+            self._limits_by_uid = {**dict.fromkeys(uids), **self._limits_by_uid}
+            await self._hold_all(limits)
 
     async def on_engine_answer(self, limits: UserBounds, engine: EngineFacts) -> None:
         """Try if the cgroups work for this engine, and make those of all known users. Never raises."""
@@ -132,22 +132,22 @@ class UserCgroups:
                 await self._remove(TRIAL, kind)
             except GpushareError:
                 return
-            await self._hold_known(limits)
+            await self._hold_all(limits)
 
     async def apply(self, limits: UserBounds) -> None:
         """Set other limits for all users from now on. Never raises: ``trouble`` has the error."""
         async with self._lock:
-            await self._hold_known(limits)
+            await self._hold_all(limits)
 
     # --- helpers ---
 
-    async def _hold_known(self, limits: UserBounds) -> None:
+    async def _hold_all(self, limits: UserBounds) -> None:
         if (kind := self._kind) is None:
             return
-        for uid in list(self._known):
+        for uid in list(self._limits_by_uid):
             try:
                 await self._hold(str(uid), limits, kind)
-                self._known[uid] = limits
+                self._limits_by_uid[uid] = limits
             except GpushareError as error:
                 _log.warning("users_limits.not_set uid=%d why=%s", uid, error)
 
@@ -190,8 +190,7 @@ class UserCgroups:
 
     def _is_held(self, path: str, limits: UserBounds, kind: _CgroupKind) -> bool:
         try:
-            found = self._find(kind).limits(path, limits)
-            return all(limit.is_set() for limit in found)
+            return all(limit.is_set() for limit in self._find(kind).limits(path, limits))
         except FileNotFoundError:
             return False
 
@@ -199,18 +198,18 @@ class UserCgroups:
         trees = self._find(kind)
         if not by_systemd:
             trees.make(path)
-        wanted = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
-        if by_systemd and wanted:
+        missing = [limit for limit in trees.limits(path, limits) if not limit.is_set()]
+        if by_systemd and missing:
             raise SharingUnavailable(
-                f"systemd did not set {wanted[0].path} to {wanted[0].value}", hint=NONE_HINT
+                f"systemd did not set {missing[0].path} to {missing[0].value}", hint=NONE_HINT
             )
         # A limit that a user exceeds already must not keep the other limits from holding.
-        if refused := [error for limit in wanted if (error := _refusal(limit)) is not None]:
+        if refused := [error for limit in missing if (error := _refusal(limit)) is not None]:
             raise refused[0]
 
     async def _ensure_slice(self, unit: str, limits: UserBounds) -> None:
         """Let systemd make the slice: on any reload systemd undoes other programs' writes in its tree."""
-        words = [
+        properties = [
             *(f"{kind}Accounting=yes" for kind in ("CPU", "Memory", "Tasks")),
             f"MemoryMax={limits.memory_bytes or 'infinity'}",
             f"MemorySwapMax={0 if limits.memory_bytes else 'infinity'}",
@@ -218,7 +217,7 @@ class UserCgroups:
             "CPUQuotaPeriodSec=100ms",
             f"TasksMax={limits.pids or 'infinity'}",
         ]
-        await run_systemctl(self._systemctl, "set-property", unit, *words)
+        await run_systemctl(self._systemctl, "set-property", unit, *properties)
         await run_systemctl(self._systemctl, "start", unit)
 
     async def _remove(self, user: str, kind: _CgroupKind) -> None:
@@ -229,7 +228,7 @@ class UserCgroups:
         try:
             trees = await asyncio.to_thread(self._find, kind)
             await asyncio.to_thread(trees.remove, place.path(driver))
-            if not self._known:
+            if not self._limits_by_uid:
                 await asyncio.to_thread(trees.remove, self.home.path(driver))
         except OSError as error:
             _log.info("users_limits.stays user=%s why=%s", user, error.strerror)
@@ -243,12 +242,12 @@ class UserCgroups:
     # --- the ledger ---
 
     async def _record(self, uid: int, limits: UserBounds, kind: _CgroupKind) -> None:
-        is_new = uid not in self._known or self._kind != kind
-        self._kind, self._known[uid] = kind, limits
+        is_new = uid not in self._limits_by_uid or self._kind != kind
+        self._kind, self._limits_by_uid[uid] = kind, limits
         if not is_new or self._ledger is None:
             return
         try:
-            await asyncio.to_thread(self._write, self._ledger, sorted(self._known), kind)
+            await asyncio.to_thread(self._write, self._ledger, sorted(self._limits_by_uid), kind)
         except OSError as error:
             # The limits hold all the same; only a reboot would remove them until the user's next container.
             _log.warning("users_limits.not_noted error=%r", error)

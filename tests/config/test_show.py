@@ -80,7 +80,7 @@ def test_every_default_lies_within_its_own_bounds() -> None:
         for key in keys_of(cls).values():
             written = key.kind.write(key.default)
             word = written.strip('"[]{}').replace('"', "")
-            assert key.kind.read(key.kind.from_word(word)) == key.default, key.name
+            assert key.kind.read(key.kind.from_text(word)) == key.default, key.name
 
 
 def test_the_page_has_every_setting_with_its_default_and_bounds() -> None:

@@ -108,7 +108,7 @@ CASES: list[tuple[str, DoctorFacts, Status, str, str]] = [
     ("pid-namespace", host(init_pid_namespace=False), F, "PID namespace", "--pid=host"),
     ("cgroup-version", host(cgroup_version=1), W, "cgroup v1", "unified_cgroup_hierarchy=1"),
     ("mps-program", mps(program=None), W, "not installed", "nvidia-compute-utils"),
-    ("mps-program", mps(wanted=False), W, "switched off", 'mps = "auto"'),
+    ("mps-program", mps(enabled=False), W, "switched off", 'mps = "auto"'),
     ("mps-program", with_part("mps", GONE), W, "it is gone", "bring it back"),
     ("mps-version", program(version="580.95.05"), F, "release 580", "driver's own version"),
     ("mps-users", program(serves_many_users=False), W, "one user at a time", "580"),

@@ -272,7 +272,7 @@ def test_a_control_daemon_outside_our_directory_is_foreign(
 ) -> None:
     home = tmp_path / "r/mps"
     ours, foreign = start_mps(home / "one/pipe"), start_mps(tmp_path / "elsewhere")
-    pids = read_mps("", home, wanted=True).foreign_pids
+    pids = read_mps("", home, enabled=True).foreign_pids
     assert foreign.pid in pids
     assert ours.pid not in pids
 

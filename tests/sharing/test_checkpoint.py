@@ -109,7 +109,7 @@ async def test_nothing_to_save_asks_nobody(world: World) -> None:
 
 async def test_a_worker_that_fails_is_told_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "gpushared.sharing.checkpoint._WORDS", (sys.executable, "-c", "raise SystemExit('oh')")
+        "gpushared.sharing.checkpoint._PROGRAM", (sys.executable, "-c", "raise SystemExit('oh')")
     )
     with pytest.raises(SharingUnavailable, match="oh"):
         await world.checkpoints().save([1])

@@ -35,6 +35,7 @@ from gpushared.gate.containers.inject import default_env, user_targets
 from gpushared.gate.containers.ownership import CREATED, OK
 from gpushared.gate.mounts.held_mounts import list_labelled
 from gpushared.gate.policy.mount_rules import clean_path
+from gpushared.mountinfo import is_under
 from gpushared.net.http_client import EngineSocket
 from gpushared.net.identity import Account, NeededPath
 
@@ -272,7 +273,7 @@ def passwd_line(body: Body, config: Body, caller: Caller) -> bytes:
     The line is empty if it cannot be written or a mount would hide it.
     """
     targets = map(clean_path, user_targets(body))
-    if not _NAME.fullmatch(caller.name) or any(_is_in(USERS_FILE, target) for target in targets):
+    if not _NAME.fullmatch(caller.name) or any(is_under(USERS_FILE, target) for target in targets):
         return b""
     env = _values(strings(config, "Env")) | _values(strings(body, "Env"))
     home = env.get("HOME", "")
@@ -310,13 +311,9 @@ def _new_home(body: Body, caller: Caller) -> tuple[str, bool]:
     targets = [clean_path(target) for target in user_targets(body)]
     if home in targets:
         return home, False
-    if any(_is_in(home, target) for target in targets):
+    if any(is_under(home, target) for target in targets):
         home = OTHER_PLACE
     return home, home not in targets
-
-
-def _is_in(path: str, around: str) -> bool:
-    return f"{path}/".startswith(f"{around.rstrip('/')}/")
 
 
 def _values(env: Sequence[str]) -> dict[str, str]:

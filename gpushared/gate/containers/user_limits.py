@@ -143,8 +143,11 @@ class CreatesUnderWay:
                 f"you have the {limit} containers that a user may have here, stopped ones too",
                 hint="docker container prune removes those that are stopped",
             )
-        if most and (had := sum(recorded_ports(each.get("Labels") or {}) for each in own)) + ports > most:
-            raise _too_many_ports(had + ports, most)
+        if (
+            most
+            and (published := sum(recorded_ports(each.get("Labels") or {}) for each in own)) + ports > most
+        ):
+            raise _too_many_ports(published + ports, most)
 
 
 def _too_many_ports(ports: int, most: int) -> LimitReached:

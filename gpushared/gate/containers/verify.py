@@ -20,6 +20,7 @@ from gpushared.gate.containers.gpu_request import WITHOUT_GPU
 from gpushared.gate.containers.inject import GPU_KIND, VISIBLE_DEVICES
 from gpushared.gate.mounts.held_mounts import ROOT as PINS
 from gpushared.gate.policy.process_rules import ROOT_CAPABILITIES
+from gpushared.mountinfo import is_under
 from gpushared.ports import DeviceRule, MachineDevices, Reality
 
 CAPABILITY_BITS = {
@@ -212,19 +213,15 @@ def _devices(reality: Reality, _expected: Expected) -> Iterator[Deviation]:
 
 def _mounts(reality: Reality, expected: Expected) -> Iterator[Deviation]:
     for source in reality.described.binds:
-        if not any(_is_below(source, own) for own in (PINS, *expected.sources)):
+        if not any(is_under(source, own) for own in (PINS, *expected.sources)):
             yield Deviation(f"mounts {source}, which the gate did not check")
     for shown in reality.exposed:
-        if not any(_is_below(shown.path, own) for own in expected.sources):
+        if not any(is_under(shown.path, own) for own in expected.sources):
             yield Deviation(f"sees {shown.path} of the machine at {shown.target}")
 
 
 def _is_root_inside(reality: Reality, expected: Expected) -> bool:
     return reality.described.mark == root_mark(expected.uid)
-
-
-def _is_below(path: str, around: str) -> bool:
-    return path == around or path.startswith(f"{around}/")
 
 
 def _listed(numbers: frozenset[int]) -> str:

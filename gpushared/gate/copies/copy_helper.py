@@ -124,7 +124,9 @@ def _copy(order: Order, view: View, channel: Channel) -> None:
     if deed is Deed.WRITE:
         _unpack(order, mounts, channel)
         return
-    path, status = _looked_up(order["path"], mounts)
+    path = resolved(order["path"])
+    check_uncovered(path, mounts, "read")
+    status = _status_of(path, order["path"], "read", is_directory=means_directory(order["path"]))
     target = os.path.realpath(path) if stat.S_ISLNK(status.st_mode) else ""
     tree = Tree(path, name_of(order["path"]), view.no_content, view.own_files)
     if deed is Deed.READ:
@@ -137,17 +139,15 @@ def _copy(order: Order, view: View, channel: Channel) -> None:
         tree.write(channel.output)
 
 
-def _looked_up(requested_path: str, mounts: list[str]) -> tuple[str, os.stat_result]:
-    """Return the path with its links resolved, and the file's status."""
-    path = resolved(requested_path)
-    check_uncovered(path, mounts, "read")
+def _status_of(path: str, requested_path: str, doing: str, *, is_directory: bool) -> os.stat_result:
+    """Return the file's status. Raises ``CopyRefusedError``, also if the file is not the directory meant."""
     try:
         status = os.lstat(path)
     except OSError as error:
-        raise refusal_of(error, "read", requested_path) from None
-    if means_directory(requested_path) and not stat.S_ISDIR(status.st_mode):
-        raise refusal_of(NotADirectoryError(0, "not a directory"), "read", requested_path)
-    return path, status
+        raise refusal_of(error, doing, requested_path) from None
+    if is_directory and not stat.S_ISDIR(status.st_mode):
+        raise refusal_of(NotADirectoryError(0, "not a directory"), doing, requested_path)
+    return status
 
 
 def _pick(order: Order, channel: Channel) -> None:
@@ -165,12 +165,7 @@ def _pick(order: Order, channel: Channel) -> None:
 def _unpack(order: Order, mounts: list[str], channel: Channel) -> None:
     path = os.path.realpath(cleaned(order["path"]))
     check_uncovered(path, mounts, "written")
-    try:
-        status = os.lstat(path)
-    except OSError as error:
-        raise refusal_of(error, "written", order["path"]) from None
-    if not stat.S_ISDIR(status.st_mode):
-        raise refusal_of(NotADirectoryError(0, "not a directory"), "written", order["path"])
+    _status_of(path, order["path"], "written", is_directory=True)
     groups = frozenset([order["gid"], *order["groups"]])
     keeps_kinds, keeps_owners = order["keeps_kinds"], order["keeps_owners"]
     unpacking = Unpacking(path, groups, mounts, keeps_kinds=keeps_kinds, keeps_owners=keeps_owners)
@@ -242,7 +237,7 @@ def mount(layers: dict[str, Any], *, writes: bool) -> View:
     """
     own_files = os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        opened = _opened(layers, writes=writes)
+        opened = _open_layers(layers, writes=writes)
         # From here on descriptor numbers stand for the layers: the names of many layers are too long for an
         # option.
         os.fchdir(own_files)
@@ -260,7 +255,7 @@ def mount(layers: dict[str, Any], *, writes: bool) -> View:
     return View(frozenset(), own_files)
 
 
-def _opened(layers: dict[str, Any], *, writes: bool) -> list[int]:
+def _open_layers(layers: dict[str, Any], *, writes: bool) -> list[int]:
     """Open the layers as the engine sees them; for writing, the upper one and a work directory come last."""
     namespace = mount_helper.engine_namespace(layers["engine"])
     mount_helper.enter_machine()

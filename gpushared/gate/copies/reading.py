@@ -92,7 +92,7 @@ class Tree:
         for number, file in enumerate(self._walk()):
             if stat.S_ISREG(file.stat.st_mode):
                 try:
-                    os.close(self._opened(file))
+                    os.close(self._open(file))
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -149,7 +149,7 @@ class Tree:
         finally:
             os.close(directory)
 
-    def _opened(self, file: TreeFile) -> int:
+    def _open(self, file: TreeFile) -> int:
         return os.open(str(file.handle), os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._own_files)
 
     def _write(self, file: TreeFile, out: IO[bytes]) -> None:
@@ -170,7 +170,7 @@ class Tree:
             entry.type, entry.linkname = tarfile.LNKTYPE, first
             out.write(_head(entry))
             return
-        with contextlib.closing(os.fdopen(self._opened(file), "rb", buffering=0)) as content:
+        with contextlib.closing(os.fdopen(self._open(file), "rb", buffering=0)) as content:
             _write_content(content, file, entry, out)
 
 

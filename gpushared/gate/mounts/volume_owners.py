@@ -87,7 +87,7 @@ def _give_entries(folder: int, uid: int, gid: int) -> Iterator[int]:
     os.fchown(folder, uid, gid)
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError, _AcrossMounts):
-            entry = _opened(folder, name)
+            entry = _open_entry(folder, name)
             kind = os.fstat(entry).st_mode
             if stat.S_ISDIR(kind):
                 yield _open_folder(entry)
@@ -101,7 +101,7 @@ class _AcrossMounts(Exception):
     """Report that the path leads across a mount."""
 
 
-def _opened(folder: int, name: str) -> int:
+def _open_entry(folder: int, name: str) -> int:
     try:
         return kernel.open_entry(folder, name)
     except OSError as error:

@@ -104,7 +104,7 @@ class Examination:
         )
 
     def _mode_set_for(self, gpu: Gpu) -> int | None:
-        entry = self._modes.last_known.get(gpu.id) if self._modes is not None else None
+        entry = self._modes.last_ledger.get(gpu.id) if self._modes is not None else None
         return None if entry is None else len(entry.leases)
 
     def _process(self, one: Stranger) -> UnmanagedProcess:
