@@ -52,16 +52,16 @@ MAX_BEAT_SECONDS = 24 * 3600.0
 
 
 class Bounds(NamedTuple):
-    """Hold the bounds of a number, themselves allowed; ``what`` names the number in a sentence."""
+    """Hold the bounds of a number, themselves allowed; ``name`` names the number in a sentence."""
 
     least: float
     most: float
-    what: str
+    name: str
 
     def check(self, number: float) -> None:
         """Raises RequestError if the number is out of bounds. NaN is within no bounds."""
         if not self.least <= number <= self.most:
-            raise RequestError(f"{number} as {self.what} cannot be", hint=f"only {self.least} to {self.most}")
+            raise RequestError(f"{number} as {self.name} cannot be", hint=f"only {self.least} to {self.most}")
 
 
 _COUNT = Bounds(0, MAX_NUMBER, "a number of a history")

@@ -260,19 +260,19 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
 
     async def _with_past(self, submitted: events.JobSubmitted) -> events.JobSubmitted:
         """Add the awaited jobs that the state has forgotten."""
-        found = [
+        past_jobs = [
             await self.archive.get(after.job)
             for after in submitted.spec.after
             if known_job(self.state, after.job) is None
         ]
-        return replace(submitted, past=tuple(job for job in found if job is not None))
+        return replace(submitted, past=tuple(job for job in past_jobs if job is not None))
 
     async def _finished_job(self, job: JobId, owner: Owner) -> Job:
-        found = await self.archive.get(job)
-        if found is None:
+        finished = await self.archive.get(job)
+        if finished is None:
             raise StateConflict(f"job {job} was over so long ago that nothing else is known of it")
-        check_whose(found, owner)
-        return found
+        check_whose(finished, owner)
+        return finished
 
     async def _without_forgotten(self, registration: events.NodeRegistered) -> events.NodeRegistered:
         over = await self._forgotten(report.key.job for report in registration.reports)
@@ -286,9 +286,8 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
                         registration.node, CancelPart(report.key, self.state.epoch, grace, "the coordinator")
                     )
                 )
-        return replace(
-            registration, reports=tuple(one for one in registration.reports if one.key.job not in over)
-        )
+        reports = tuple(report for report in registration.reports if report.key.job not in over)
+        return replace(registration, reports=reports)
 
     # --- one batch -------------------------------------------------------------------------------------
 
@@ -298,26 +297,26 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
         # would refuse the event together with the placements.
         planned_at = max(self.state.planned_at, self._no_pass_until)
         state = replace(self.state, revision=self.revision, planned_at=planned_at)
-        done, _ = self._steps(state, batch)
+        handled, _ = self._steps(state, batch)
         concluded, is_partly_written = 0, False
         try:
-            await self._raise_epoch([step for _, step in done])
-            for chunk in cut(self._writer.changes_of(self.state, [step for _, step in done])):
+            await self._raise_epoch([step for _, step in handled])
+            for chunk in cut(self._writer.changes_of(self.state, [step for _, step in handled])):
                 await self._commit(chunk)
                 is_partly_written = chunk.concludes == concluded
-                self._conclude(done[concluded : chunk.concludes])
+                self._conclude(handled[concluded : chunk.concludes])
                 concluded = chunk.concludes
         except (StoreUnavailable, TimedOut) as error:
             self._in_trouble(error)
             self._no_pass_until = self._clock.now() + RETRY_SECONDS
-            self._writer.refused(done[concluded][1] if is_partly_written else None)
-            for sent, _ in done[concluded:]:
+            self._writer.refused(handled[concluded][1] if is_partly_written else None)
+            for sent, _ in handled[concluded:]:
                 sent.refuse(error)
         except RequestError as error:
             # The changes exceed what a store accepts. The event at fault must end neither the coordinator nor
             # the other events.
-            self._writer.refused(done[concluded][1] if is_partly_written else None)
-            await self._one_by_one([sent for sent, _ in done[concluded:]], error)
+            self._writer.refused(handled[concluded][1] if is_partly_written else None)
+            await self._one_by_one([sent for sent, _ in handled[concluded:]], error)
 
     async def _one_by_one(self, batch: Sequence[_Sent], error: RequestError) -> None:
         """Handle a batch that cannot be stored event by event, and refuse the event at fault."""
@@ -352,10 +351,10 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
 
         Otherwise nodes would refuse our orders.
         """
-        wanted = max((step.epoch for step in steps if step.epoch is not None), default=0)
-        while wanted > self._epoch:
+        needed_epoch = max((step.epoch for step in steps if step.epoch is not None), default=0)
+        while needed_epoch > self._epoch:
             try:
-                self._epoch = await self._store.lead(above=wanted - 1)
+                self._epoch = await self._store.lead(above=needed_epoch - 1)
             except TimedOut as error:
                 # The change may have happened; the store would then refuse every write with the old epoch.
                 self._in_trouble(error)
@@ -431,33 +430,33 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
         ``before``.
         """
         key = min(transaction.puts or transaction.deletes)
-        found = dict(await self._store.page(key, 1)).get(key)
+        record = dict(await self._store.page(key, 1)).get(key)
         if key not in transaction.puts:
-            return found is None
-        if found is None or found.revision <= before:
+            return record is None
+        if record is None or record.revision <= before:
             return False
-        self.revision = max(self.revision, found.revision)
+        self.revision = max(self.revision, record.revision)
         return True
 
     # --- after it is durable ---------------------------------------------------------------------------
 
-    def _conclude(self, done: Sequence[tuple[_Sent, PoolStep]]) -> None:
-        if not done:
+    def _conclude(self, handled: Sequence[tuple[_Sent, PoolStep]]) -> None:
+        if not handled:
             return
-        before, after = self.state, done[-1][1].state
+        before, after = self.state, handled[-1][1].state
         self.state = replace(after, rules=before.rules, epoch=self._epoch, revision=self.revision)
         if after.epoch != before.epoch:
             for renew in self._on_new_epoch:
                 renew()
         earlier = before
-        for sent, step in done:
+        for sent, step in handled:
             self._tell_observers(earlier, step)
             earlier = step.state
             for instruction in step.instructions:
                 self._send_instruction(instruction)
             if not sent.answer.done():
                 sent.answer.set_result(step)
-        self._wake_callers(before, [step for _, step in done])
+        self._wake_callers(before, [step for _, step in handled])
 
     def _send_instruction(self, instruction: events.PoolInstruction) -> None:
         for subscriber in tuple(self._subscribers):
@@ -474,8 +473,8 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
                 event.set()
         names = {member.name for step in steps for member in step.members}
         after = self.state
-        others = any(_looks_other(before.members.get(name), after.members.get(name)) for name in names)
-        if jobs or others or after.ahead_seconds != before.ahead_seconds:
+        is_other = any(_looks_other(before.members.get(name), after.members.get(name)) for name in names)
+        if jobs or is_other or after.ahead_seconds != before.ahead_seconds:
             self._wake_waiters()
 
 
@@ -499,10 +498,10 @@ class StepWriter:
 
     def changes_of(self, before: PoolState, steps: Sequence[PoolStep]) -> list[list[Changes]]:
         """Return the changes by step; changes that belong together are one ``Changes``."""
-        found = [list(self._step(step)) for step in steps]
-        if self._partly_written and found:
-            found[0][:0] = [_present_record(before, job) for job in sorted(self._partly_written)]
-        return found
+        changes = [list(self._step(step)) for step in steps]
+        if self._partly_written and changes:
+            changes[0][:0] = [_present_record(before, job) for job in sorted(self._partly_written)]
+        return changes
 
     def written(self) -> None:
         """Note that the first transaction of ``changes_of`` was written."""
@@ -532,8 +531,8 @@ class StepWriter:
 
 
 def _present_record(state: PoolState, job: JobId) -> Changes:
-    found = known_job(state, job)
-    return job_changes(found) if found is not None else {JOB + job: None}
+    known = known_job(state, job)
+    return job_changes(known) if known is not None else {JOB + job: None}
 
 
 async def send_until_taken(

@@ -36,13 +36,13 @@ async def _container(gate: EngineSocket, key: AttemptKey) -> str:
     labels = [f"{LABEL_JOB}={key.job}", f"{LABEL_ATTEMPT}={key.number}"]
     filters = quote(json.dumps({"label": labels}))
     answer = await gate.call("GET", f"/containers/json?all=1&filters={filters}".encode())
-    found = answer.json() if answer.status == HTTPStatus.OK else []
-    if not found:
+    containers = answer.json() if answer.status == HTTPStatus.OK else []
+    if not containers:
         raise StateConflict(
             "the job has no container here",
             hint="it has not begun yet, or its container was removed and its output with it",
         )
-    return str(value_in(found, 0, "Id"))
+    return str(value_in(containers, 0, "Id"))
 
 
 class JobPlace(NamedTuple):
@@ -57,11 +57,11 @@ def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
 
     Raises StateConflict if there is none (yet), or RequestError for a part that the job does not have.
     """
-    tried = next((one for one in job.tries if one.number == attempt), None)
+    tried = next((tried for tried in job.tries if tried.number == attempt), None)
     if tried is not None:
         return _earlier(job, rank, tried)
     if attempt not in {0, job.attempts}:
-        raise no_attempt(job.id, attempt, [one.number for one in job.tries])
+        raise no_attempt(job.id, attempt, [tried.number for tried in job.tries])
     part = _ranked(job, job.parts, rank)
     if part is None or part.lease is None:
         raise StateConflict(
@@ -81,9 +81,9 @@ def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
     return place_of(job, rank, attempt)
 
 
-def no_attempt(job: str, attempt: int, known: Sequence[int]) -> StateConflict:
-    """Return the error for an unknown attempt; ``known`` are the numbers of the attempts that ran before."""
-    ran = ", ".join(map(str, known))
+def no_attempt(job: str, attempt: int, earlier_attempts: Sequence[int]) -> StateConflict:
+    """Return the error for an unknown attempt; ``earlier_attempts`` are the numbers of those that ran."""
+    ran = ", ".join(map(str, earlier_attempts))
     return StateConflict(
         f"job {job} has no attempt {attempt} that ran and is remembered",
         hint=f"attempts that ran before: {ran}" if ran else f"its story: gpushare why {job}",

@@ -142,7 +142,7 @@ def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsho
         more = "" if len(job.awaits) == 1 else "s"
         return Why(
             JobReason.AFTER_JOB,
-            f"it waits for {len(job.awaits)} job{more}: {_names([one.job for one in job.awaits])}",
+            f"it waits for {len(job.awaits)} job{more}: {_names([after.job for after in job.awaits])}",
         )
     if job.id in state.old:
         return _why_old(state)
@@ -197,14 +197,14 @@ def _why_old(state: PoolState) -> Why:
 
 
 def _why_placing(parts: Sequence[Part]) -> Why | None:
-    for state, code, words in (
+    for state, code, sentence in (
         (None, JobReason.PLACING, "it was sent to {}, which has not answered yet"),
         (AttemptState.PREPARING, JobReason.PREPARING, "its image is being made ready on {}"),
         (AttemptState.RESERVED, JobReason.STARTING, "its container is being started on {}"),
     ):
         there = [part.node for part in parts if part.state is state]
         if there:
-            return Why(code, words.format(_names([node or "this node" for node in there])))
+            return Why(code, sentence.format(_names([node or "this node" for node in there])))
     return None
 
 
@@ -231,8 +231,8 @@ def _why_cancelling(state: Cancelling) -> Why:
         Then.FAIL: "what still runs of it is being ended",
     }[state.then]
     ending = state.ending
-    made = f": {ending.reason or ending.kind}" if ending is not None else ""
-    return Why(JobReason.CANCELLING, sentence + made)
+    cause = f": {ending.reason or ending.kind}" if ending is not None else ""
+    return Why(JobReason.CANCELLING, sentence + cause)
 
 
 def _why_over(state: Ended) -> Why | None:

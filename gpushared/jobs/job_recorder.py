@@ -223,26 +223,26 @@ class JobRecorder(HistoryWriter):
         resumption = await self._history.resume_jobs()
         self._open = {JobId(job): summary for job, summary in resumption.open_jobs.items()}
         self._waits = {**resumption.waits, **self._waits}
-        left = dict(self._open)
-        await self._note_ended(resumption.newest_ended_at, left)
+        unseen = dict(self._open)
+        await self._note_ended(resumption.newest_ended_at, unseen)
         for walked, job in enumerate(self._loop.state.jobs.values(), start=1):
             self._note_job(job)
-            left.pop(job.id, None)
+            unseen.pop(job.id, None)
             if walked % WALKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        for lost, summary in left.items():
+        for lost, summary in unseen.items():
             await self._end_lost(lost, summary)
 
-    async def _note_ended(self, newest: float | None, left: dict[JobId, JobSummary]) -> None:
+    async def _note_ended(self, newest: float | None, unseen: dict[JobId, JobSummary]) -> None:
         """Take the jobs that ended after the newest end in the history, all of them if it has none."""
         token = ""
         while True:
             page = await self._loop.archive.page(JOBS_PER_READ, token)
             for job in page.jobs:
                 assert isinstance(job.state, Ended), "the archive has finished jobs only"
-                if newest is None or job.state.at > newest or job.id in left:
+                if newest is None or job.state.at > newest or job.id in unseen:
                     self._note_job(job)
-                    left.pop(job.id, None)
+                    unseen.pop(job.id, None)
             oldest = page.jobs[-1].state if page.jobs else None
             passed = newest is not None and isinstance(oldest, Ended) and oldest.at < newest
             token = page.next_token
@@ -251,9 +251,9 @@ class JobRecorder(HistoryWriter):
 
     async def _end_lost(self, job: JobId, summary: JobSummary) -> None:
         """End a job of the history that the state does not have: it is over, or the store lost it."""
-        found = await self._loop.archive.get(job)
-        if found is not None:
-            self._note_job(found)
+        ended_job = await self._loop.archive.get(job)
+        if ended_job is not None:
+            self._note_job(ended_job)
             return
         del self._open[job]
         self._unwritten[job] = replace(
@@ -272,7 +272,7 @@ def _left_queue_at(job: Job, queued_since: float) -> float:
             began, _ = span(job.parts)
             return at if began is None else began
         case Queued(since=since):
-            began = next((one.started_at for one in job.tries if one.started_at >= queued_since), since)
+            began = next((tried.started_at for tried in job.tries if tried.started_at >= queued_since), since)
             return min(began, since)
 
 

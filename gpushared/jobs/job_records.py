@@ -86,8 +86,8 @@ def account_changes(change: AccountsChange, known_projects: Iterable[str]) -> It
     if change.projects is not None:
         for gone in sorted(set(known_projects) - change.projects.keys()):
             yield {PROJECT + gone: None}
-        for name, one in change.projects.items():
-            yield {PROJECT + name: project_to_json(one).encode()}
+        for name, project in change.projects.items():
+            yield {PROJECT + name: project_to_json(project).encode()}
 
 
 def read_job(key: str, body: bytes) -> Job:

@@ -41,7 +41,7 @@ MAX_REQUEST_ID = 128
 _CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 """Docker allows these names."""
 _ON_THE_WIRE = {"lease_class": "class"}
-_ASKED = tuple(one.name for one in fields(RequestSpec) if one.name != "max_wait")
+_ASKED = tuple(each.name for each in fields(RequestSpec) if each.name != "max_wait")
 """Leave out ``max_wait``: the client itself stops waiting after it."""
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Use Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
@@ -181,13 +181,13 @@ def _body(message: jobs_pb2.SubmitRequest) -> tuple[str, bool]:
     return text, remove
 
 
-def _object(data: bytes, what: str) -> dict[str, Any]:
+def _object(data: bytes, name: str) -> dict[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{what} is not JSON") from error
+        raise RequestError(f"{name} is not JSON") from error
     if not isinstance(content, dict):
-        raise RequestError(f"{what} is not a JSON object")
+        raise RequestError(f"{name} is not a JSON object")
     return content
 
 
@@ -209,10 +209,10 @@ def _name(text: str) -> str:
     return text
 
 
-def _short(text: str, what: str) -> str:
+def _short(text: str, kind: str) -> str:
     if len(text) > MAX_NAME or not text.isprintable():
         raise RequestError(
-            f"{shown(text)} is not a {what}", hint=f"use at most {MAX_NAME} printable characters"
+            f"{shown(text)} is not a {kind}", hint=f"use at most {MAX_NAME} printable characters"
         )
     return text
 
@@ -328,8 +328,8 @@ def id_for(principal: str, request_id: str, is_known: Callable[[JobId], bool]) -
 def _id(principal: str, request_id: str, length: int) -> JobId:
     digest = sha256(f"{principal}\0{request_id}".encode()).digest()
     number = int.from_bytes(digest, "big") >> (len(digest) * 8 - length * BITS)
-    places = range((length - 1) * BITS, -1, -BITS)
-    return JobId("".join(ALPHABET[number >> place & (1 << BITS) - 1] for place in places))
+    shifts = range((length - 1) * BITS, -1, -BITS)
+    return JobId("".join(ALPHABET[number >> shift & (1 << BITS) - 1] for shift in shifts))
 
 
 def id_in_array(array: JobId, index: int) -> JobId:

@@ -90,24 +90,24 @@ async def find(state: PoolState, archive: JobArchive, reference: str, owner: Own
     """
     if not reference:
         raise RequestError("no job is named", hint="`gpushare jobs` lists them")
-    found = await _by_id(state, archive, JobId(reference), owner)
-    found = found or await _by_array(state, archive, reference, owner) or _by_name(state, reference, owner)
-    if found is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
-        found = await _by_beginning(state, archive, reference, owner)
-    if found is None:
+    job = await _by_id(state, archive, JobId(reference), owner)
+    job = job or await _by_array(state, archive, reference, owner) or _by_name(state, reference, owner)
+    if job is None and len(reference) >= SHORTEST_BEGINNING and reference.isalnum():
+        job = await _by_beginning(state, archive, reference, owner)
+    if job is None:
         raise NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
-    return found
+    return job
 
 
-async def _by_id(state: PoolState, archive: JobArchive, job: JobId, owner: Owner) -> Job | None:
+async def _by_id(state: PoolState, archive: JobArchive, job_id: JobId, owner: Owner) -> Job | None:
     """Find a job by its id.
 
     Return None also for another user's job: its id must not hide the owner's names.
     """
-    known = known_job(state, job)
-    if known is None or not may_see(known, owner):
-        known = await archive.get(job)  # read also another user's job, so that the answer takes as long
-    return known if known is not None and may_see(known, owner) else None
+    job = known_job(state, job_id)
+    if job is None or not may_see(job, owner):
+        job = await archive.get(job_id)  # read also another user's job, so that the answer takes as long
+    return job if job is not None and may_see(job, owner) else None
 
 
 def _by_name(state: PoolState, name: str, owner: Owner) -> Job | None:
@@ -166,19 +166,19 @@ def array_called(state: PoolState, name: str, owner: Owner) -> str:
 
 async def _by_beginning(state: PoolState, archive: JobArchive, beginning: str, owner: Owner) -> Job | None:
     """Find a job by the beginning of its id; among several, read only as many as the error names."""
-    mine: dict[JobId, Job] = {}
+    jobs: dict[JobId, Job] = {}
     for over in (False, True):
-        mine |= {job.id: job for job in islice(state.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
-    if len(mine) <= MAX_NAMED:
+        jobs |= {job.id: job for job in islice(state.beginning(beginning, owner, over=over), MAX_NAMED + 1)}
+    if len(jobs) <= MAX_NAMED:
         older = await archive.like(beginning, MAX_SEARCHED_BY_BEGINNING)
-        mine |= {job.id: job for job in older.jobs if may_see(job, owner)}
-    if len(mine) > 1:
-        names = ", ".join(sorted(mine)[:MAX_NAMED])
-        many, more = (f"more than {MAX_NAMED}", ", ...") if len(mine) > MAX_NAMED else (len(mine), "")
+        jobs |= {job.id: job for job in older.jobs if may_see(job, owner)}
+    if len(jobs) > 1:
+        names = ", ".join(sorted(jobs)[:MAX_NAMED])
+        many, more = (f"more than {MAX_NAMED}", ", ...") if len(jobs) > MAX_NAMED else (len(jobs), "")
         raise RequestError(
             f"{shown(beginning)} is the beginning of {many} jobs", hint=f"say which: {names}{more}"
         )
-    return next(iter(mine.values()), None)
+    return next(iter(jobs.values()), None)
 
 
 # --- pages ---------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ async def page(state: PoolState, archive: JobArchive, query: JobQuery, owner: Ow
         array = array_called(state, query.array, owner) or query.array
         reader = await _reader_of_array(state, archive, array, owner)
         return await _of_array(state, archive, replace(query, array=array), reader)
-    kind, place = query.token[:1], query.token[1:]
+    kind, position = query.token[:1], query.token[1:]
     if kind == OVER_MARK:
-        return await _finished_page(archive, query, owner, place, query.limit)
-    first = await _unfinished_page(state, query, owner, _sequence_in_token(place))
+        return await _finished_page(archive, query, owner, position, query.limit)
+    first = await _unfinished_page(state, query, owner, _sequence_in_token(position))
     if len(first) > query.limit:
         return JobPage(tuple(first[:-1]), f"{LIVE}{first[-2].sequence}")
     if not query.ended:
@@ -227,17 +227,17 @@ async def _finished_page(
     """Return a page of finished jobs, which may be short or empty if few of the read jobs are the owner's."""
     if limit <= 0:
         return JobPage((), f"{OVER_MARK}{token}")
-    found: list[Job] = []
+    jobs: list[Job] = []
     for _ in range(MAX_SCANNED):
         newest = await archive.page(MAX_LISTED, token)
         for job in _own(newest.jobs, query, owner):
-            found.append(job)
-            if len(found) == limit:
-                return JobPage(tuple(found), OVER_MARK + _place_in_archive(job))
+            jobs.append(job)
+            if len(jobs) == limit:
+                return JobPage(tuple(jobs), OVER_MARK + _place_in_archive(job))
         token = newest.next_token
         if not token:
-            return JobPage(tuple(found))
-    return JobPage(tuple(found), OVER_MARK + token)
+            return JobPage(tuple(jobs))
+    return JobPage(tuple(jobs), OVER_MARK + token)
 
 
 async def _reader_of_array(state: PoolState, archive: JobArchive, array: str, owner: Owner) -> Owner:
@@ -269,10 +269,10 @@ async def _of_array(state: PoolState, archive: JobArchive, query: JobQuery, owne
         if not end or len(over) > query.limit:
             break
     jobs = {job.id: job for job in over} | jobs
-    found = [jobs[name] for name in sorted(jobs) if not end or name <= end]
-    if len(found) > query.limit:
-        return JobPage(tuple(found[: query.limit]), f"{ARRAY}{found[query.limit - 1].id}")
-    return JobPage(tuple(found), end and ARRAY + end)
+    listed = [jobs[name] for name in sorted(jobs) if not end or name <= end]
+    if len(listed) > query.limit:
+        return JobPage(tuple(listed[: query.limit]), f"{ARRAY}{listed[query.limit - 1].id}")
+    return JobPage(tuple(listed), end and ARRAY + end)
 
 
 def _own(jobs: Iterable[Job], query: JobQuery, owner: Owner) -> Iterator[Job]:
@@ -328,12 +328,12 @@ class Archive:
 
     async def over(self, jobs: Collection[JobId]) -> frozenset[JobId]:
         """Return the jobs that are over, forgotten ones too."""
-        in_order, found = sorted(jobs), []
+        in_order, over = sorted(jobs), []
         for at in range(0, len(in_order), READS_AT_ONCE):
             some = in_order[at : at + READS_AT_ONCE]
             bodies = await asyncio.gather(*map(self._body, some))
-            found += [job for job, body in zip(some, bodies, strict=True) if body is not None]
-        return frozenset(found)
+            over += [job for job, body in zip(some, bodies, strict=True) if body is not None]
+        return frozenset(over)
 
     async def like(self, beginning: str, limit: int, token: str = "") -> JobPage:
         """Return finished jobs whose ids begin like this, in the order of the ids, after the id in the token.
@@ -379,7 +379,7 @@ class Archive:
             oldest = [key for key, _ in await self._store.page(GONE, PRUNE_STEP)]
             gone = [key for key in oldest if time_of(key) < before]
             if gone:
-                await write({}, tuple(one for key in gone for one in (key, ENDED + job_of(key))))
+                await write({}, (*gone, *(ENDED + job_of(key) for key in gone)))
             if len(gone) < PRUNE_STEP:
                 return
 

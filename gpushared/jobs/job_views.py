@@ -82,7 +82,7 @@ class JobViews:
             pool=not self._here,
             interactive=job.spec.interactive,
             priority=job.priority,
-            tries=[self._try(one) for one in job.tries],
+            tries=[self._try(tried) for tried in job.tries],
         )
         setattr(view, "class", job.spec.request.lease_class)
         if job.spec.index is not None:
@@ -145,11 +145,11 @@ class JobViews:
                 view.exit_code = part.ending.exit_code
         return view
 
-    def _try(self, one: Try) -> jobs_pb2.JobTry:
+    def _try(self, tried: Try) -> jobs_pb2.JobTry:
         view = jobs_pb2.JobTry(
-            attempt=one.number, started_at=self.day(one.started_at), ended_at=self.day(one.ended_at)
+            attempt=tried.number, started_at=self.day(tried.started_at), ended_at=self.day(tried.ended_at)
         )
-        for part in one.parts:
+        for part in tried.parts:
             part_view = view.parts.add(
                 node=self.name_of(part.node),
                 state=AttemptState.ENDED,
@@ -189,10 +189,10 @@ def token_of(view: jobs_pb2.Job) -> str:
 
 
 def _asks(job: Job) -> str:
-    words = describe(job.spec.request)
+    request_text = describe(job.spec.request)
     if job.spec.span:
-        return f"{words} over several nodes"
-    return words if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {words}"
+        return f"{request_text} over several nodes"
+    return request_text if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {request_text}"
 
 
 def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:
@@ -218,7 +218,8 @@ def lone_node(
 
 def has_simulated(state: PoolState) -> bool:
     """Return True if a node of the pool has simulated GPUs."""
-    return any(one.inventory is not None and one.inventory.simulated for one in state.members.values())
+    inventories = (member.inventory for member in state.members.values())
+    return any(inventory is not None and inventory.simulated for inventory in inventories)
 
 
 def notices_of(state: PoolState, now: float) -> list[str]:
@@ -279,10 +280,11 @@ def _gpus(gpus: Iterable[Gpu], member: Member) -> list[jobs_pb2.PoolGpu]:
 
 
 def _gpu(gpu: Gpu, member: Member, stray_bytes: int, trouble: str) -> jobs_pb2.PoolGpu:
-    held = [grant for one in member.free.holdings for grant in one.grants if grant.gpu == gpu.id]
-    whole = any(one.exclusive and grant.gpu == gpu.id for one in member.free.holdings for grant in one.grants)
-    free_bytes = gpu.leasable_bytes - stray_bytes - sum(grant.memory_bytes for grant in held)
-    free_permille = WHOLE_PERMILLE - sum(grant.compute_permille for grant in held)
+    holdings = [each for each in member.free.holdings if any(grant.gpu == gpu.id for grant in each.grants)]
+    grants = [grant for holding in holdings for grant in holding.grants if grant.gpu == gpu.id]
+    whole = any(holding.exclusive for holding in holdings)
+    free_bytes = gpu.leasable_bytes - stray_bytes - sum(grant.memory_bytes for grant in grants)
+    free_permille = WHOLE_PERMILLE - sum(grant.compute_permille for grant in grants)
     return jobs_pb2.PoolGpu(
         id=gpu.id,
         index=gpu.index,
@@ -291,5 +293,5 @@ def _gpu(gpu: Gpu, member: Member, stray_bytes: int, trouble: str) -> jobs_pb2.P
         free_memory_bytes=0 if whole else max(0, free_bytes),
         free_compute_permille=0 if whole else max(0, free_permille),
         trouble=gpu.trouble or trouble,
-        leases=len(held),
+        leases=len(grants),
     )

@@ -64,7 +64,7 @@ class CoordinatorPort(Protocol):
     async def job_changed(self, job: JobId, timeout_seconds: float) -> bool: ...
 
 
-async def _no_check(wanted: RequestedJobs, owner: Owner) -> None:
+async def _no_check(requested: RequestedJobs, owner: Owner) -> None:
     pass
 
 
@@ -101,9 +101,9 @@ async def in_batch(
             f"{len(message.jobs)} requests at once are too many", hint=f"send at most {MAX_BATCH}"
         )
     results = []
-    for one in message.jobs:
+    for request in message.jobs:
         try:
-            results.append(jobs_pb2.SubmitResult(answer=await submit(one)))
+            results.append(jobs_pb2.SubmitResult(answer=await submit(request)))
         except GpushareError as error:
             results.append(jobs_pb2.SubmitResult(code=error.code, message=error.message, hint=error.hint))
     return jobs_pb2.SubmitBatchAnswer(results=results)
@@ -116,14 +116,14 @@ async def read_after(
 
     ``jobs_named`` returns the jobs that a reference names; it is called at most ``MAX_AFTER`` times.
     """
-    found: dict[JobId, After] = {}
+    after_by_job: dict[JobId, After] = {}
     _check_after(len(message.after))
-    for one in message.after:
-        kind = AfterKind.OK if one.ok else AfterKind.ANY
-        for job in await jobs_named(one.job_id):
-            found[job] = After(job, kind)
-        _check_after(len(found))
-    return tuple(found.values())
+    for reference in message.after:
+        kind = AfterKind.OK if reference.ok else AfterKind.ANY
+        for job in await jobs_named(reference.job_id):
+            after_by_job[job] = After(job, kind)
+        _check_after(len(after_by_job))
+    return tuple(after_by_job.values())
 
 
 def _check_after(count: int) -> None:
@@ -186,30 +186,30 @@ class JobsService:
 
         A repeated request is not checked again: its jobs are stored.
         """
-        wanted = await self.read(message, owner, origin=origin)
-        first, _ = wanted.jobs[0]
+        requested = await self.read(message, owner, origin=origin)
+        first, _ = requested.jobs[0]
         if search.known_job(self._loop.state, first) is None:
-            await self._check(wanted, owner)
-        jobs = await self._store(wanted, owner)
-        array = jobs[0].spec.array if wanted.array is not None else None
+            await self._check(requested, owner)
+        jobs = await self._store(requested, owner)
+        array = jobs[0].spec.array if requested.array is not None else None
         return jobs_pb2.SubmitAnswer(job_ids=[job.id for job in jobs], array_id=array or "")
 
     async def read(
         self, message: jobs_pb2.SubmitRequest, owner: Owner, *, origin: NodeName = HERE
     ) -> RequestedJobs:
         """Read the jobs of a request and check them on their own; nothing is stored."""
-        after = await read_after(message, lambda word: self._jobs_named(word, owner))
+        after = await read_after(message, lambda reference: self._jobs_named(reference, owner))
 
         def is_known(job: JobId) -> bool:
-            known = search.known_job(self._loop.state, job)
-            return known is not None and known.spec.owner.principal == owner.principal
+            known_job = search.known_job(self._loop.state, job)
+            return known_job is not None and known_job.spec.owner.principal == owner.principal
 
         return read_submit(message, owner, after, self._presets(), origin=origin, is_known=is_known)
 
     async def submit_batch(
         self, message: jobs_pb2.SubmitBatchRequest, owner: Owner
     ) -> jobs_pb2.SubmitBatchAnswer:
-        return await in_batch(message, lambda one: self.submit(one, owner))
+        return await in_batch(message, lambda request: self.submit(request, owner))
 
     async def _jobs_named(self, reference: str, owner: Owner) -> list[JobId]:
         is_array = is_array_id(reference) or search.array_called(self._loop.state, reference, owner)
@@ -222,25 +222,25 @@ class JobsService:
 
         A page may be short or empty though more follow, because jobs of others are left out.
         """
-        found: list[JobId] = []
+        job_ids: list[JobId] = []
         query = JobQuery(ended=True, array=array, limit=MAX_ARRAY)
         while True:
             page = await search.page(self._loop.state, self._archive, query, owner)
-            found += (job.id for job in page.jobs)
+            job_ids += (job.id for job in page.jobs)
             query = replace(query, token=page.next_token)
-            if not query.token or len(found) > MAX_AFTER:
-                return found
+            if not query.token or len(job_ids) > MAX_AFTER:
+                return job_ids
 
-    async def _store(self, wanted: RequestedJobs, owner: Owner) -> list[Job]:
+    async def _store(self, requested: RequestedJobs, owner: Owner) -> list[Job]:
         """Store the jobs durably. If one job of an array is refused, cancel the jobs before it."""
         stored: list[Job] = []
-        events = [JobSubmitted(job, spec, wanted.held, wanted.priority) for job, spec in wanted.jobs]
+        events = [JobSubmitted(job, spec, requested.held, requested.priority) for job, spec in requested.jobs]
         for first in range(0, len(events), SUBMITTED_AT_ONCE):
             answers = await asyncio.gather(
                 *map(self._loop.send, events[first : first + SUBMITTED_AT_ONCE]), return_exceptions=True
             )
-            stored += [one for one in answers if isinstance(one, Job)]
-            refused = next((one for one in answers if isinstance(one, BaseException)), None)
+            stored += [answer for answer in answers if isinstance(answer, Job)]
+            refused = next((answer for answer in answers if isinstance(answer, BaseException)), None)
             if refused is not None:
                 await self._cancel_stored(stored, owner)
                 raise refused
@@ -265,12 +265,12 @@ class JobsService:
             token=message.page_token,
         )
         async with self.turn(owner):
-            found = await search.page(self._loop.state, self._archive, query, owner)
+            page = await search.page(self._loop.state, self._archive, query, owner)
             if message.array_id:
-                await self._check_whole(message.array_id, found, owner)
+                await self._check_whole(message.array_id, page, owner)
             return jobs_pb2.ListJobsResponse(
-                jobs=await self._shown(found.jobs),
-                next_page_token=found.next_token,
+                jobs=await self._shown(page.jobs),
+                next_page_token=page.next_token,
                 notices=self._notices(),
                 simulated=self._simulated(),
             )
@@ -289,10 +289,10 @@ class JobsService:
         job = await self.find(message.job_id, owner)
         until = time.monotonic() + seconds
         while (view := self.views.job(self._newest(job))).token == message.token:
-            left = until - time.monotonic()
-            if left <= 0 or isinstance(self._newest(job).state, Ended):
+            remaining_seconds = until - time.monotonic()
+            if remaining_seconds <= 0 or isinstance(self._newest(job).state, Ended):
                 break
-            await self._loop.job_changed(job.id, left)
+            await self._loop.job_changed(job.id, remaining_seconds)
         return view
 
     async def watch(self, message: jobs_pb2.JobRef, owner: Owner) -> AsyncIterator[jobs_pb2.Job]:
@@ -352,13 +352,13 @@ class JobsService:
                 raise _not_known_yet(reference, why_incomplete) from None
             raise
 
-    async def _check_whole(self, array: str, found: search.JobPage, owner: Owner) -> None:
+    async def _check_whole(self, array: str, page: search.JobPage, owner: Owner) -> None:
         """Raises Unavailable if the result may lack jobs of the array."""
         if not (why_incomplete := self._why_incomplete()):
             return
-        if found.jobs and self._loop.state.recovering_since is not None:
+        if page.jobs and self._loop.state.recovering_since is not None:
             raise _not_known_yet(array, why_incomplete)
-        if not found.jobs:
+        if not page.jobs:
             await self.find(array, owner)  # a single job's id looks like an array's
 
     def _newest(self, job: Job) -> Job:

@@ -61,11 +61,11 @@ async def clock_after_last_leader(store: JobStore, clock: Clock) -> LeaderClock:
     was not rebooted, the time since boot does so more exactly. The clock never goes back: otherwise times in
     the store would lie in the future.
     """
-    found = (await store.load(CLOCK)).records.get(CLOCK)
-    if found is None:
+    record = (await store.load(CLOCK)).records.get(CLOCK)
+    if record is None:
         return LeaderClock(clock, 0.0)
     try:
-        fields = json.loads(found.value)
+        fields = json.loads(record.value)
         ahead, at, up = float(fields["ahead"]), float(fields["at"]), float(fields.get("up", 0.0))
         int(ahead + at + up)  # raises for infinity and NaN
     except (ValueError, KeyError, TypeError, OverflowError) as error:

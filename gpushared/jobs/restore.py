@@ -65,16 +65,16 @@ async def load(store: JobStore, ended_kept: int) -> StoredState:
 
 
 async def load_members(store: JobStore) -> tuple[Member, ...]:
-    found = await store.load(MEMBER)
-    return tuple(read_member(key, record.value) for key, record in found.records.items())
+    records = (await store.load(MEMBER)).records
+    return tuple(read_member(key, record.value) for key, record in records.items())
 
 
 async def load_accounts(store: JobStore) -> dict[str, Record]:
     """Return the records of usage, turns and projects."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for prefix in (USAGE, TURN, PROJECT):
-        found |= (await store.load(prefix)).records
-    return found
+        records |= (await store.load(prefix)).records
+    return records
 
 
 async def restored(
@@ -113,7 +113,7 @@ async def restored(
         complete=followed is not None,
     )
     forgotten = _forgotten_for_good(stored, enrolled)
-    state.waived |= {one.name for one in forgotten}
+    state.waived |= {member.name for member in forgotten}
     changes = _changes(stored, state, (*not_in_store, *_excuse(forgotten, state)))
     state.revision = await _write(store, epoch, changes) or state.revision
     return state
@@ -121,8 +121,8 @@ async def restored(
 
 def _not_in_store(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
     """Return the members that have a certificate and are not in the store."""
-    known = {member.name for member in stored.members}
-    return [member for member in enrolled if member.name not in known]
+    stored_names = {member.name for member in stored.members}
+    return [member for member in enrolled if member.name not in stored_names]
 
 
 def _forgotten_for_good(stored: StoredState, enrolled: Iterable[Member]) -> list[Member]:
@@ -131,22 +131,25 @@ def _forgotten_for_good(stored: StoredState, enrolled: Iterable[Member]) -> list
     A recovery would wait for them for ever.
     """
     signed = {member.name for member in enrolled}
-    return [one for one in stored.members if one.forgotten_at is not None and one.name not in signed]
+    forgotten = (member for member in stored.members if member.forgotten_at is not None)
+    return [member for member in forgotten if member.name not in signed]
 
 
 def _excuse(forgotten: Iterable[Member], state: PoolState) -> list[Member]:
     """Mark members that a recovery does not await, and return them: after a return they may know more."""
     if state.recovering_since is None:
         return []
-    found = [replace(state.members[one.name], excused=True) for one in forgotten if not one.excused]
-    for one in found:
-        state.members = state.members.put(one.name, one)
-    return found
+    excused = [
+        replace(state.members[member.name], excused=True) for member in forgotten if not member.excused
+    ]
+    for member in excused:
+        state.members = state.members.put(member.name, member)
+    return excused
 
 
 def _changes(stored: StoredState, state: PoolState, members: Iterable[Member]) -> list[Changes]:
     """Return the changes to the store: these members, and the recovery mark if it changed."""
-    changes: list[Changes] = [{MEMBER + one.name: member_bytes(one)} for one in members]
+    changes: list[Changes] = [{MEMBER + member.name: member_bytes(member)} for member in members]
     if (state.recovering_since is not None) != stored.recovering:
         changes.append({RECOVERING: b"" if state.recovering_since is not None else None})
     return changes
@@ -177,36 +180,36 @@ async def _write(store: JobStore, epoch: int, changes: Sequence[Changes]) -> int
 
 async def load_jobs(store: JobStore) -> list[Job]:
     """Return all jobs that are not over."""
-    found: list[Job] = []
+    jobs: list[Job] = []
     after = ""
     while page := await store.page(JOB, PAGE, after=after):
-        found += await asyncio.to_thread(_read, page)
+        jobs += await asyncio.to_thread(_read, page)
         after = page[-1][0]
-    return found
+    return jobs
 
 
 def _read(page: Sequence[tuple[str, Record]]) -> list[Job]:
     return [read_job(key, record.value) for key, record in page]
 
 
-async def awaited(store: JobStore, live: Sequence[Job], known: Collection[JobId]) -> list[Job]:
+async def awaited(store: JobStore, live: Sequence[Job], finished: Collection[JobId]) -> list[Job]:
     """Return finished jobs that unfinished jobs wait for, even if they ended long ago."""
-    there = {job.id for job in live}.union(known)
-    wanted = {after.job for job in live for after in job.awaits} - there
+    there = {job.id for job in live}.union(finished)
+    awaited_ids = {after.job for job in live for after in job.awaits} - there
     archive = Archive(store)
-    found = [await archive.get(job) for job in sorted(wanted)]
-    return [job for job in found if job is not None]
+    awaited_jobs = [await archive.get(job) for job in sorted(awaited_ids)]
+    return [job for job in awaited_jobs if job is not None]
 
 
 async def newest_over(store: JobStore, limit: int) -> list[Job]:
     """Return the jobs that ended last, at most ``limit``."""
     archive = Archive(store)
-    found: list[Job] = []
+    jobs: list[Job] = []
     token = ""
-    while len(found) < limit:
-        page = await archive.page(min(PAGE, limit - len(found)), token)
-        found += page.jobs
+    while len(jobs) < limit:
+        page = await archive.page(min(PAGE, limit - len(jobs)), token)
+        jobs += page.jobs
         token = page.next_token
         if not token:
             break
-    return found
+    return jobs

@@ -144,8 +144,8 @@ class StoreFollower:
         self._changed = asyncio.Event()
 
 
-def _put(kept: dict[_Key, _Kept], key: _Key, value: _Kept | None) -> None:
+def _put(copies: dict[_Key, _Kept], key: _Key, value: _Kept | None) -> None:
     if value is None:
-        kept.pop(key, None)
+        copies.pop(key, None)
     else:
-        kept[key] = value
+        copies[key] = value
