@@ -74,15 +74,15 @@ class AnswerVersions:
         return True
 
     def _content(self, message: Message) -> dict[str, Any]:
-        lists = [one for one in message.DESCRIPTOR.fields if _is_list(one)]
+        lists = [each for each in message.DESCRIPTOR.fields if _is_list(each)]
         rest = type(message)()
         rest.CopyFrom(message)
-        for one in lists:
-            rest.ClearField(one.name)
+        for list_field in lists:
+            rest.ClearField(list_field.name)
         content = as_json(rest)
-        for one in lists:
-            items: Sequence[Message] = getattr(message, one.name)
-            content[one.name] = [
+        for list_field in lists:
+            items: Sequence[Message] = getattr(message, list_field.name)
+            content[list_field.name] = [
                 # typeshed's Message.__hash__ hides that the class itself can be hashed
                 _item(type(item), _bytes(item))  # type: ignore[arg-type]
                 for item in items
@@ -104,7 +104,7 @@ def _bytes(message: Message) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def _is_list(one: Any) -> bool:
+def _is_list(descriptor: Any) -> bool:
     """Return True if a field's descriptor is of a list of messages. For protobuf a map is one too."""
-    is_repeated: bool = one.message_type is not None and one.is_repeated
-    return is_repeated and not one.message_type.GetOptions().map_entry
+    is_repeated: bool = descriptor.message_type is not None and descriptor.is_repeated
+    return is_repeated and not descriptor.message_type.GetOptions().map_entry

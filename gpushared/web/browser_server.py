@@ -287,8 +287,8 @@ async def _send_asset(exchange: Exchange, asset: Asset, headers: HeaderList) -> 
 
 def accepts_gzip(accepted: bytes) -> bool:
     """Return True if an Accept-Encoding header allows gzip (RFC 9110, 12.5.3)."""
-    for one in accepted.decode("latin-1").lower().split(","):
-        coding, *parameters = (part.strip() for part in one.split(";"))
+    for offer in accepted.decode("latin-1").lower().split(","):
+        coding, *parameters = (part.strip() for part in offer.split(";"))
         if coding == "gzip":
             return not any(re.fullmatch(r"q=0(\.0*)?", each) for each in parameters)
     return False

@@ -41,7 +41,7 @@ class BrowserUsers:
         """Return the caller of a request, and its session if it has one. Raises NotLoggedIn, PermissionRefused."""
         if self._access.identify is not None:
             return await self._access.identify(exchange), None
-        cookie, session = self.known(exchange)
+        cookie, session = self._cookie_and_session(exchange)
         if session is None:
             raise NotLoggedIn("this browser is not logged in", hint=NEW_LINK_HINT)
         if not self._counts(session):
@@ -56,20 +56,20 @@ class BrowserUsers:
 
     def cookie_of(self, exchange: Exchange) -> tuple[bytes, bytes]:
         """Return the header that lets the browser keep its cookie for another while."""
-        return self._cookie(self.known(exchange)[0])
+        return self._cookie(self._cookie_and_session(exchange)[0])
 
-    def known(self, exchange: Exchange) -> tuple[str, LoginSession | None]:
+    def _cookie_and_session(self, exchange: Exchange) -> tuple[str, LoginSession | None]:
         """Return the cookie and its session, one that counts here if there is one.
 
         Other programs on the host may have set cookies too, those of sessions of their own.
         """
-        found = [
-            (one, session)
-            for one in cookies_of(exchange, self._site.cookie_name)
-            if (session := self._site.logins.session_of(one)) is not None
+        logins = [
+            (cookie, session)
+            for cookie in cookies_of(exchange, self._site.cookie_name)
+            if (session := self._site.logins.session_of(cookie)) is not None
         ]
-        counting = (one for one in found if self._counts(one[1]))
-        return next(counting, found[0] if found else ("", None))
+        counting = (login for login in logins if self._counts(login[1]))
+        return next(counting, logins[0] if logins else ("", None))
 
     def _counts(self, session: LoginSession) -> bool:
         caller = self._access.caller
@@ -84,7 +84,7 @@ class BrowserUsers:
             self._site.tries.spend(self._access.address)
         user = await self._user_of_login(exchange)
         caller = self._access.caller or await self._site.caller_of(user)
-        _, before = self.known(exchange)
+        _, before = self._cookie_and_session(exchange)
         cookie = await self._site.logins.begin(user, before, network=self._access.caller is None)
         self._audit(caller, CALL, LOGIN)
         await _answer_nothing(exchange, [self._cookie(cookie)])

@@ -118,7 +118,7 @@ class CertificateFiles:
 
 def load(files: TlsFiles) -> ServerCertificate:
     """Return the certificate of the files. Blocks for some reads; raises ConfigError."""
-    certificate = _parsed(_content(files.certificate, "certificate"), files.certificate)
+    certificate = _certificate_in(files.certificate, "certificate")
     _check_key(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -139,7 +139,7 @@ def load(files: TlsFiles) -> ServerCertificate:
 
 def _trust_proxies(context: ssl.SSLContext, path: str) -> None:
     """Ask clients for certificates of this authority, and let clients in that have none: most are browsers."""
-    _parsed(_content(path, "authority"), path)
+    _certificate_in(path, "authority")
     try:
         context.load_verify_locations(cafile=path)
     except (ssl.SSLError, OSError) as error:
@@ -158,15 +158,11 @@ def _check_key(path: str) -> None:
         )
 
 
-def _content(path: str, what: str) -> bytes:
+def _certificate_in(path: str, kind: str) -> x509.Certificate:
     with as_config_error(Path(path), "cannot be read"), Path(path).open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path} is too long for a {what}", hint="is it the right file?")
-    return data
-
-
-def _parsed(data: bytes, path: str) -> x509.Certificate:
+        raise ConfigError(f"{path} is too long for a {kind}", hint="is it the right file?")
     try:
         return x509.load_pem_x509_certificate(data)
     except ValueError as error:
@@ -187,12 +183,12 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _expiry(certificate: ServerCertificate, now: float) -> ConfigError | None:
-    left = certificate.expires_at - now
-    if left > SOON_SECONDS:
+    remaining_seconds = certificate.expires_at - now
+    if remaining_seconds > SOON_SECONDS:
         return None
     day = dt.datetime.fromtimestamp(certificate.expires_at, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    word = "expires" if left > 0 else "has expired"
-    return ConfigError(f"it {word} on {day}", hint="renew the files; the daemon reads them by itself")
+    verb = "expires" if remaining_seconds > 0 else "has expired"
+    return ConfigError(f"it {verb} on {day}", hint="renew the files; the daemon reads them by itself")
 
 
 def _marks(files: TlsFiles) -> object:
@@ -202,7 +198,7 @@ def _marks(files: TlsFiles) -> object:
 
 def _mark(path: str) -> tuple[int, ...]:
     try:
-        found = os.stat(path)  # noqa: PTH116 - the path is text
+        stat = os.stat(path)  # noqa: PTH116 - the path is text
     except OSError:
         return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_mode)

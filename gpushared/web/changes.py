@@ -35,9 +35,9 @@ def change_of(old: Json, new: Json) -> dict[str, Any]:
 def applied(old: Json, change: Json) -> dict[str, Any]:
     """Return the answer after the change, as a page makes it."""
     new = {**old, **change.get("set", {})}
-    for name, one in change.get("lists", {}).items():
-        items = {item[one["key"]]: item for item in (*old[name], *one["set"])}
-        order = one.get("order", [item[one["key"]] for item in old[name]])
+    for name, list_change in change.get("lists", {}).items():
+        items = {item[list_change["key"]]: item for item in (*old[name], *list_change["set"])}
+        order = list_change.get("order", [item[list_change["key"]] for item in old[name]])
         new[name] = [items[key] for key in order]
     return {name: value for name, value in new.items() if value is not None}
 
@@ -62,4 +62,4 @@ def _key_of(old: object, new: object) -> str | None:
 
 def _identifies(key: str, items: Sequence[object]) -> bool:
     values = [item.get(key) if isinstance(item, Mapping) else None for item in items]
-    return all(isinstance(one, str) and one for one in values) and len(set(values)) == len(values)
+    return all(isinstance(value, str) and value for value in values) and len(set(values)) == len(values)

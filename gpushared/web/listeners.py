@@ -88,8 +88,8 @@ class BrowserListeners:
             return web.hosts
         certificate = self._network.certificate
         ip = "" if web.address is None or _is_any(web.address[0]) else web.address[0]
-        found = (*(() if certificate is None else certificate.names), ip, socket.gethostname())
-        return tuple(name for name in found if name)
+        names = (*(() if certificate is None else certificate.names), ip, socket.gethostname())
+        return tuple(name for name in names if name)
 
     async def _serve(self, wire: Wire, arrival: Arrival) -> None:
         is_proxy = arrival.is_proxy

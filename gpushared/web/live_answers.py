@@ -193,8 +193,8 @@ class LiveAnswers:
             waits.append(pace.state_seconds - passed)
         if pace.sample_seconds is not None:
             # All users' answers fall due together, so that they share what they have in common.
-            left = pace.sample_seconds - made_at % pace.sample_seconds - passed
-            waits.append(max(left, 0.0 if samples != self.revisions.samples else NEXT_SAMPLE_SECONDS))
+            due_in = pace.sample_seconds - made_at % pace.sample_seconds - passed
+            waits.append(max(due_in, 0.0 if samples != self.revisions.samples else NEXT_SAMPLE_SECONDS))
         return min(waits)
 
 

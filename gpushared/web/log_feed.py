@@ -102,13 +102,13 @@ class LogFeed:
                 self._lines.add(chunk.data, stderr=chunk.stderr)
                 self._schedule_wake()
                 size += len(chunk.data)
-                left = second + 1 - time.monotonic()
-                if left > 0 and size <= BYTES_A_SECOND:
+                remaining_seconds = second + 1 - time.monotonic()
+                if remaining_seconds > 0 and size <= BYTES_A_SECOND:
                     continue
                 behind = behind + 1 if size > BYTES_A_SECOND else 0
                 if behind > MAX_BEHIND:
                     return True
-                await asyncio.sleep(max(0.0, left))
+                await asyncio.sleep(max(0.0, remaining_seconds))
                 second, size = time.monotonic(), 0
         self._lines.end()
         self._is_over = True

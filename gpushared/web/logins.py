@@ -111,14 +111,14 @@ class Logins:
         ``uid`` is the user that the connection belongs to; None on the network. Raises NotLoggedIn,
         PermissionRefused.
         """
-        found = self._codes.pop(_hash(code), None)
-        if found is None or found.expires_at <= self._now():
+        entry = self._codes.pop(_hash(code), None)
+        if entry is None or entry.expires_at <= self._now():
             raise NotLoggedIn("this link was used already, or is older than 5 minutes", hint=NEW_LINK_HINT)
-        if uid is not None and uid != found.user.uid:
+        if uid is not None and uid != entry.user.uid:
             raise PermissionRefused("this link belongs to another user", hint=NEW_LINK_HINT)
-        if found.network != (uid is None):
+        if entry.network != (uid is None):
             raise PermissionRefused("this link leads to another address of the page", hint=NEW_LINK_HINT)
-        return found.user
+        return entry.user
 
     async def begin(self, user: User, before: LoginSession | None = None, *, network: bool = False) -> str:
         """Begin a session and return its cookie; ``before`` is the same browser's session, which ends."""
@@ -177,8 +177,9 @@ class Logins:
 
     def _expire(self) -> None:
         now = self._now()
-        for key in [key for key, one in self._sessions.items() if one.expires_at <= now]:
-            self._drop(key)
+        for session in list(self._sessions.values()):
+            if session.expires_at <= now:
+                self._drop(session.key)
 
     def _drop(self, key: str) -> None:
         self._sessions.pop(key, None)
@@ -190,7 +191,7 @@ class Logins:
         if self._path is None:
             return
         async with self._writing:
-            data = {"version": VERSION, "sessions": [asdict(one) for one in self._sessions.values()]}
+            data = {"version": VERSION, "sessions": [asdict(session) for session in self._sessions.values()]}
             try:
                 await asyncio.to_thread(write_private, self._path, json.dumps(data).encode())
             except Unavailable as error:
@@ -211,7 +212,7 @@ def _hash(secret: str) -> str:
 
 
 def _without_old(entries: Mapping[str, _Entry], now: float) -> dict[str, _Entry]:
-    return {key: one for key, one in entries.items() if one.expires_at > now}
+    return {key: entry for key, entry in entries.items() if entry.expires_at > now}
 
 
 def _crowding(entries: Mapping[str, _Entry], user: User, of_user: int, most: int) -> list[str]:
@@ -227,13 +228,13 @@ def _read(path: Path) -> dict[str, LoginSession]:
     """Read the sessions; a file that cannot be read has none."""
     try:
         data = json.loads(path.read_bytes())
-        sessions = [_session(one) for one in data["sessions"]] if data["version"] == VERSION else []
+        sessions = [_session(fields) for fields in data["sessions"]] if data["version"] == VERSION else []
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s cannot be read, so that browsers must log in again: %s", path, error)
         return {}
-    return {one.key: one for one in sessions}
+    return {session.key: session for session in sessions}
 
 
 def _session(fields: Any) -> LoginSession:

@@ -31,9 +31,9 @@ def named_user(headers: HeaderList, name: str) -> str:
         user = ""
     # Proxies join headers of one name by commas, and is_user_name takes no comma.
     if len(values) > 1 or not is_user_name(user):
-        said = shown(b", ".join(values).decode(errors="replace"))
+        header_value = shown(b", ".join(values).decode(errors="replace"))
         raise PermissionRefused(
-            f"the header {name} is {said}, which is not one user's name",
+            f"the header {name} is {header_value}, which is not one user's name",
             hint="the proxy is to send its own value only: it must drop the header that a browser sends",
         )
     return user

@@ -28,7 +28,7 @@ class OpenConnections:
             return False
         if self._count < self._most:
             return True
-        busiest = max(self._by_address, key=lambda one: len(self._by_address[one]))
+        busiest = max(self._by_address, key=lambda other: len(self._by_address[other]))
         if len(self._by_address[busiest]) <= own + 1:
             return False
         oldest = next(iter(self._by_address[busiest]))

@@ -57,16 +57,16 @@ class EventStreams:
 
     async def serve(self, exchange: Exchange, caller: Caller, query: str) -> None:
         """Answer one ``GET stream``, until the client goes away. Raises errors of the tree before it starts."""
-        asked = read_query(query, self.live.calls.calls)
-        for one in asked.watches:
-            if isinstance(one, LogWatch) and (
-                self._logs is None or _call_behind(one)[0] not in self.live.calls.calls
+        stream_query = read_query(query, self.live.calls.calls)
+        for watch in stream_query.watches:
+            if isinstance(watch, LogWatch) and (
+                self._logs is None or _call_behind(watch)[0] not in self.live.calls.calls
             ):
                 raise RequestError("this daemon has no such log", hint="a lease's log is on its node")
-        mark = (exchange.header(b"last-event-id") or b"").decode("latin-1") or asked.mark
+        mark = (exchange.header(b"last-event-id") or b"").decode("latin-1") or stream_query.mark
         stream = _Stream(exchange, caller, self.live, self._logs)
         try:
-            stream.watch(asked.watches, mark)
+            stream.watch(stream_query.watches, mark)
             await stream.run()
         finally:
             await stream.close()
@@ -92,16 +92,17 @@ class _Stream:
         """Begin to watch. ``mark`` is the mark of the last event that the page got, if any."""
         match = MARK.fullmatch(mark)
         digests = match[1].split(",") if match else []
-        known = digests if len(digests) == len(watches) else [""] * len(watches)
-        for one, digest in zip(watches, known, strict=True):
-            match one:
+        if len(digests) != len(watches):
+            digests = [""] * len(watches)
+        for watch, digest in zip(watches, digests, strict=True):
+            match watch:
                 case CallWatch():
-                    live = self._live.watch(one, self._caller, self._exchange.origin, self._wake)
-                    self._parts.append(_AnswerPart(one.name, live, digest))
+                    live = self._live.watch(watch, self._caller, self._exchange.origin, self._wake)
+                    self._parts.append(_AnswerPart(watch.name, live, digest))
                 case LogWatch():
-                    self._parts.append(self._log(one))
+                    self._parts.append(self._log(watch))
                 case _:
-                    assert_never(one)
+                    assert_never(watch)
 
     def _log(self, watch: LogWatch) -> _LogPart:
         logs, calls = self._logs, self._live.calls
@@ -152,7 +153,7 @@ class _Stream:
         for part in self._parts:
             for event, members in part.news():
                 revision = part.revision or str(self._live.revisions)
-                mark = f"{revision}~{','.join(one.digest for one in self._parts)}"
+                mark = f"{revision}~{','.join(each.digest for each in self._parts)}"
                 about = f'"name": {json.dumps(part.name)}, "revision": "{revision}"'
                 data = f"{about}, {members}" if members else about
                 written.append(f"id: {mark}\nevent: {event}\ndata: {{{data}}}\n\n")

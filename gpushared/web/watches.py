@@ -77,28 +77,28 @@ def read_query(query: str, calls: Mapping[str, Unary]) -> StreamQuery:
     """Read ``watch=...&mark=...``. Raises RequestError."""
     try:
         fields = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query), errors="strict")
-        wanted = json.loads(fields.get("watch", [""])[-1])
+        requested = json.loads(fields.get("watch", [""])[-1])
     except (ValueError, RecursionError) as error:
         raise _unreadable() from error
-    if not isinstance(wanted, dict) or not wanted:
+    if not isinstance(requested, dict) or not requested:
         raise _unreadable()
-    if len(wanted) > MAX_WATCHES:
+    if len(requested) > MAX_WATCHES:
         raise RequestError(f"a stream watches at most {MAX_WATCHES} answers", hint="open a second stream")
-    watches = tuple(_watch(name, wanted[name], calls) for name in sorted(wanted))
+    watches = tuple(_watch(name, requested[name], calls) for name in sorted(requested))
     return StreamQuery(watches, fields.get("mark", [""])[-1][:MAX_MARK])
 
 
 def _watch(name: str, value: object, calls: Mapping[str, Unary]) -> CallWatch | LogWatch:
     match value:
-        case [str(what), dict(request)] if len(name) <= MAX_NAME:
-            return _log_watch(name, request) if what == LOGS else _call_watch(name, what, request, calls)
+        case [str(source), dict(request)] if len(name) <= MAX_NAME:
+            return _log_watch(name, request) if source == LOGS else _call_watch(name, source, request, calls)
     raise _unreadable()
 
 
-def _call_watch(name: str, what: str, request: Mapping[str, Any], calls: Mapping[str, Unary]) -> CallWatch:
-    call = PREFIX + what
+def _call_watch(name: str, source: str, request: Mapping[str, Any], calls: Mapping[str, Unary]) -> CallWatch:
+    call = PREFIX + source
     if call not in READING or call not in calls:
-        raise RequestError(f"the call {shown(what)} cannot be watched", hint="lists and single reads can")
+        raise RequestError(f"the call {shown(source)} cannot be watched", hint="lists and single reads can")
     return CallWatch(name, call, parsed(json.dumps(request).encode(), calls[call]))
 
 

@@ -38,9 +38,10 @@ class EtcdAccess:
             )
         if bool(self.user) != bool(self.password_file):
             raise ConfigError("store.user and store.password_file belong together", hint="set both or none")
-        if not self.ca_file and (open_ := [one for one in self.endpoints if not is_loopback(one)]):
+        remote = [endpoint for endpoint in self.endpoints if not is_loopback(endpoint)]
+        if remote and not self.ca_file:
             raise ConfigError(
-                f"etcd's member {open_[0]} is on another machine, and store.ca_file is not set",
+                f"etcd's member {remote[0]} is on another machine, and store.ca_file is not set",
                 hint="whoever reads the network would read the pool's jobs and could write them: use TLS",
             )
 
@@ -56,8 +57,8 @@ class EtcdAccess:
         """Read the certificates' files; return None without TLS. Raises ConfigError."""
         if not self.ca_file:
             return None
-        read = await asyncio.to_thread(lambda: [_read(file) for file in self._files])
-        return grpc.ssl_channel_credentials(read[0], *reversed(read[1:]))
+        ca, *cert_and_key = await asyncio.to_thread(lambda: [_read(file) for file in self._files])
+        return grpc.ssl_channel_credentials(ca, *reversed(cert_and_key))
 
     @property
     def _files(self) -> tuple[str, ...]:
@@ -92,7 +93,7 @@ def _read(file: str) -> bytes:
 
 def _stamp(file: str) -> FileStamp:
     try:
-        found = Path(file).stat()
+        stat = Path(file).stat()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="see [store]") from error
-    return (file, found.st_mtime_ns, found.st_size, found.st_ino)
+    return (file, stat.st_mtime_ns, stat.st_size, stat.st_ino)

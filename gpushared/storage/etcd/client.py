@@ -15,7 +15,7 @@ from typing import TypeVar
 import grpc
 
 from gpushared.api.etcd import rpc_pb2, rpc_pb2_grpc
-from gpushared.domain.model.errors import GpushareError, TimedOut
+from gpushared.domain.model.errors import GpushareError
 from gpushared.ports.job_store import StoreUnavailable
 from gpushared.storage.etcd.access import EtcdAccess, FileStamp
 from gpushared.storage.etcd.failures import EtcdFailure, FailureKind
@@ -108,7 +108,7 @@ class Member:
         try:
             await self.status("")
         except EtcdFailure as failure:
-            return failure.words.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+            return failure.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
         return "it can be by now"
 
 
@@ -231,8 +231,8 @@ class EtcdClient:
                 return failure
 
         members = list(self._members)
-        found = await asyncio.gather(*map(status, members))
-        return {member.endpoint: one for member, one in zip(members, found, strict=True)}
+        answers = await asyncio.gather(*map(status, members))
+        return {member.endpoint: answer for member, answer in zip(members, answers, strict=True)}
 
     async def renew_certificates(self) -> None:
         """Connect anew if a certificate's file was replaced; keep what works while the files do not."""
@@ -250,7 +250,7 @@ class EtcdClient:
         self._closed = True
         for task in self._closing:
             task.cancel()
-        await asyncio.gather(*(one.channel.close() for one in self._members), return_exceptions=True)
+        await asyncio.gather(*(member.channel.close() for member in self._members), return_exceptions=True)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     # --- members ---------------------------------------------------------------------------------------
@@ -285,14 +285,14 @@ class EtcdClient:
         The kernel repeats what is not acknowledged after pauses that double: when the network is well again
         after 15 s, an old connection may take as long once more to find that out.
         """
-        for place, one in enumerate(self._members):
-            if one is member and not self._closed:
-                self._members[place] = Member(member.endpoint, self._credentials)
-                self._members[place].is_checked = member.is_checked
-                self._retire(member)
+        if member in self._members and not self._closed:
+            successor = Member(member.endpoint, self._credentials)
+            successor.is_checked = member.is_checked
+            self._members[self._members.index(member)] = successor
+            self._retire(member)
 
     def _leave_failed(self, member: Member, failure: EtcdFailure) -> None:
-        self._leave(member, failure.words)
+        self._leave(member, failure.text)
         if failure.is_silence:
             self._reconnect(member)
 
@@ -335,7 +335,7 @@ class EtcdClient:
             status = await member.status(token)
         except EtcdFailure as failure:
             if failure.kind is FailureKind.OTHER:
-                raise _unreachable(f"it does not answer as etcd does: {failure.words}") from failure
+                raise _unreachable(f"it does not answer as etcd does: {failure.text}") from failure
             if failure.kind is not FailureKind.DENIED:
                 raise
         else:
@@ -362,7 +362,7 @@ class EtcdClient:
                             )
                         ).token
                 except EtcdFailure as failure:
-                    if failure.words != "authentication is not enabled":
+                    if failure.text != "authentication is not enabled":
                         raise
             return self._token
 
@@ -428,8 +428,8 @@ def translated(*, nothing_happened: bool = False) -> Iterator[None]:
 
 def check_version(version: str) -> None:
     """Raise EtcdFailure for a version of etcd that must not keep a pool."""
-    found = _VERSION.match(version)
-    numbers = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    match = _VERSION.match(version)
+    numbers = tuple(map(int, match.groups())) if match else (0, 0, 0)
     if numbers in LOSING_DATA:
         raise _unreachable(f"it is of version {version}, which may lose data; 3.5.3 does not")
     if numbers[:2] < OLDEST:
@@ -440,12 +440,8 @@ def closed() -> StoreUnavailable:
     return StoreUnavailable("the store is closed", hint="the daemon is stopping")
 
 
-def unknown(words: str) -> TimedOut:
-    return TimedOut(words, hint="has etcd a quorum? see `etcdctl endpoint status --cluster`")
-
-
-def _unreachable(words: str) -> EtcdFailure:
-    return EtcdFailure(FailureKind.MEMBER, words, nothing_happened=True)
+def _unreachable(text: str) -> EtcdFailure:
+    return EtcdFailure(FailureKind.MEMBER, text, nothing_happened=True)
 
 
 def _canceled(response: rpc_pb2.WatchResponse) -> EtcdFailure:

@@ -69,7 +69,8 @@ _UNKNOWN_OUTCOMES = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
-MAX_WORDS = 200
+MAX_TEXT = 200
+QUORUM_HINT = "has etcd a quorum? see `etcdctl endpoint status --cluster`"
 NO_SPACE_HINT = (
     "compact and defragment etcd or raise its --quota-backend-bytes, then run `etcdctl alarm disarm`"
 )
@@ -82,11 +83,11 @@ class EtcdFailure(Exception):
     """
 
     def __init__(
-        self, kind: FailureKind, words: str, *, nothing_happened: bool, is_silence: bool = False
+        self, kind: FailureKind, text: str, *, nothing_happened: bool, is_silence: bool = False
     ) -> None:
-        super().__init__(words)
+        super().__init__(text)
         self.kind = kind
-        self.words = words
+        self.text = text
         self.nothing_happened = nothing_happened
         self.is_silence = is_silence
 
@@ -99,11 +100,11 @@ class EtcdFailure(Exception):
         if meaning is None:
             unknown = code in _UNKNOWN_OUTCOMES
             meaning = _Meaning(FailureKind.MEMBER if unknown else FailureKind.OTHER, not unknown)
-        words = details.removeprefix("etcdserver: ")[:MAX_WORDS] or code.name.lower()
+        text = details.removeprefix("etcdserver: ")[:MAX_TEXT] or code.name.lower()
         is_silence = code is grpc.StatusCode.DEADLINE_EXCEEDED
         if is_silence:
-            words = "it does not answer in time"
-        return cls(meaning.kind, words, nothing_happened=meaning.nothing_happened, is_silence=is_silence)
+            text = "it does not answer in time"
+        return cls(meaning.kind, text, nothing_happened=meaning.nothing_happened, is_silence=is_silence)
 
     def error(self, member: str) -> GpushareError:
         """Return the error of the tree that callers of the store get."""
@@ -118,19 +119,19 @@ class EtcdFailure(Exception):
                 return Conflict("etcd has compacted changes that old", hint="load again")
             case FailureKind.DENIED | FailureKind.TOKEN:
                 return StoreUnavailable(
-                    f"etcd's member {member} refuses this coordinator: {self.words}",
+                    f"etcd's member {member} refuses this coordinator: {self.text}",
                     hint="see [store] for user, password_file and cert_file, and give the user a role for "
                     "the store's prefix",
                 )
             case FailureKind.MEMBER | FailureKind.NO_LEASE | FailureKind.OTHER:
                 if not self.nothing_happened:
                     return TimedOut(
-                        f"etcd's member {member} did not say if it has written: {self.words}",
-                        hint="has etcd a quorum? see `etcdctl endpoint status --cluster`",
+                        f"etcd's member {member} did not say if it has written: {self.text}",
+                        hint=QUORUM_HINT,
                     )
                 return StoreUnavailable(
-                    f"etcd does not serve: {member}: {self.words}",
-                    hint="has etcd a quorum? see `etcdctl endpoint status --cluster`",
+                    f"etcd does not serve: {member}: {self.text}",
+                    hint=QUORUM_HINT,
                 )
             case _:
                 assert_never(self.kind)

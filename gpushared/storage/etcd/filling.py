@@ -18,14 +18,14 @@ async def fill(store: EtcdStore, contents: Contents, *, above: int, replaces: bo
     was opened for filling.
     """
     epoch = await store.lead(above)
-    found = (await store.head()).format or StoreFormat()
-    is_in_use = not found.filling and not found.moved_to
+    store_format = (await store.head()).format or StoreFormat()
+    is_in_use = not store_format.filling and not store_format.moved_to
     if is_in_use and not replaces and await store.count():
         raise StateConflict(
             f"there is a store below {store.keys.prefix} in etcd already",
             hint="name another prefix, or add --replace to have its records replaced",
         )
-    offset = max(found.offset, contents.revision - await store.own_revision())
+    offset = max(store_format.offset, contents.revision - await store.own_revision())
     await store.write_format(epoch, StoreFormat(offset, filling=True), clears=True)
     for puts in _parts(contents):
         await store.commit(Transaction(epoch, puts))
@@ -35,8 +35,8 @@ async def fill(store: EtcdStore, contents: Contents, *, above: int, replaces: bo
 
 async def mark_as_moved(store: EtcdStore, epoch: int, where: str) -> None:
     """Let nobody use a store that has gone to ``where``; its records stay."""
-    found = (await store.head()).format or StoreFormat()
-    await store.write_format(epoch, replace(found, moved_to=where))
+    store_format = (await store.head()).format or StoreFormat()
+    await store.write_format(epoch, replace(store_format, moved_to=where))
 
 
 def _parts(contents: Contents) -> Iterator[dict[str, bytes]]:

@@ -55,7 +55,7 @@ def read_format(value: bytes) -> StoreFormat:
     try:
         facts = json.loads(value)
         version, offset = int(facts["version"]), int(facts["offset"])
-        found = StoreFormat(offset, bool(facts.get("filling", False)), str(facts.get("moved_to", "")))
+        store_format = StoreFormat(offset, bool(facts.get("filling", False)), str(facts.get("moved_to", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreUnavailable(
             "the store in etcd cannot be read: its format record is damaged", hint="restore a backup"
@@ -65,7 +65,7 @@ def read_format(value: bytes) -> StoreFormat:
             f"the store in etcd has version {version}, this program knows up to {VERSION}",
             hint="install the newer gpushared again",
         )
-    return found
+    return store_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,12 @@ def is_at(key: bytes, mod_revision: int) -> rpc_pb2.Compare:
 
 def only(response: rpc_pb2.ResponseOp) -> kv_pb2.KeyValue | None:
     """Return the one key that was asked for, or None if it does not exist."""
-    found = response.response_range.kvs
-    return found[0] if found else None
+    pairs = response.response_range.kvs
+    return pairs[0] if pairs else None
 
 
-def record_of(found: kv_pb2.KeyValue, offset: int) -> Record:
-    return Record(found.value, found.mod_revision + offset)
+def record_of(pair: kv_pb2.KeyValue, offset: int) -> Record:
+    return Record(pair.value, pair.mod_revision + offset)
 
 
 class KeyHalves:

@@ -55,15 +55,15 @@ async def read_head(client: EtcdClient, keys: Keys) -> StoreHead:
 
 
 def _head_of(
-    epoch: kv_pb2.KeyValue | None, leader: kv_pb2.KeyValue | None, kept: kv_pb2.KeyValue | None
+    epoch: kv_pb2.KeyValue | None, leader: kv_pb2.KeyValue | None, store_format: kv_pb2.KeyValue | None
 ) -> StoreHead:
     return StoreHead(
         epoch=_epoch_in(epoch.value) if epoch else 0,
         epoch_at=epoch.mod_revision if epoch else 0,
         leader=leader.value if leader else b"",
         leader_at=leader.mod_revision if leader else 0,
-        format=read_format(kept.value) if kept else None,
-        format_at=kept.mod_revision if kept else 0,
+        format=read_format(store_format.value) if store_format else None,
+        format_at=store_format.mod_revision if store_format else 0,
     )
 
 
@@ -124,7 +124,7 @@ class Leadership:
         """Return the error if a transaction with this epoch failed because of who leads."""
         head = _head_of(epoch_found, leader_found, None)
         if head.leader != self._name:
-            return self._lose(_whose(head))
+            return self._lose(_loss_reason(head))
         if head.epoch != epoch:
             return Deposed(
                 f"this coordinator leads no more with the epoch {epoch}: the store's is {head.epoch}",
@@ -158,12 +158,12 @@ class Leadership:
         async with self._leading:
             if not self._lease:
                 await self._have_lease()
-            wanted = (self._lease, key, facts)
-            if self._announced == wanted:
+            announcement = (self._lease, key, facts)
+            if self._announced == announcement:
                 return
             request = rpc_pb2.TxnRequest(success=[put(key, facts, self._lease)])
             await self._client.transact(request)
-            self._announced = wanted
+            self._announced = announcement
 
     # --- becoming the leader ---------------------------------------------------------------------------
 
@@ -176,18 +176,18 @@ class Leadership:
             head = await read_head(self._client, self._keys)
             if head.leader != self._name:
                 if self._epoch:
-                    raise self._lose(_whose(head))
+                    raise self._lose(_loss_reason(head))
                 if head.leader:
                     raise _led_by_another(head)
-            epoch, kept = max(head.epoch, above) + 1, head.format or first
-            check(kept)
+            epoch, store_format = max(head.epoch, above) + 1, head.format or first
+            check(store_format)
             await self._have_lease()
             if await self._take(head, epoch, None if head.format else first):
                 self._epoch = epoch
                 self._looking = self._looking or asyncio.create_task(
                     self._look(), name="leader of etcd's store"
                 )
-                return epoch, kept
+                return epoch, store_format
         raise StoreUnavailable("others lead and end all the time", hint="is the same store used twice?")
 
     async def _take(self, head: StoreHead, epoch: int, new: StoreFormat | None) -> bool:
@@ -232,15 +232,15 @@ class Leadership:
             if not self._lease:
                 continue
             try:
-                left = await self._keep_alive()
+                remaining_seconds = await self._keep_alive()
                 await self._client.renew_certificates()
             except (StoreUnavailable, TimedOut) as error:
                 log.warning("etcd did not keep this coordinator's lease alive: %s", error)
                 pause = RETRY_SECONDS
             else:
-                if left <= 0 and self._epoch:
+                if remaining_seconds <= 0 and self._epoch:
                     self._lose("its lease at etcd has ended")
-                elif left <= 0:
+                elif remaining_seconds <= 0:
                     self._lease = 0  # nothing but an announcement went with it
 
     async def _look(self) -> None:
@@ -250,7 +250,7 @@ class Leadership:
             with suppress(StoreUnavailable, TimedOut):
                 head = await read_head(self._client, self._keys)
                 if head.leader != self._name:
-                    self._lose(_whose(head))
+                    self._lose(_loss_reason(head))
 
     async def _keep_alive(self) -> int:
         """Return the seconds that the lease has now; 0 if it has ended."""
@@ -269,10 +269,10 @@ class Leadership:
                 call.cancel()
 
         # Another member is asked in time if one does not answer.
-        left = await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
-        if left > 0:
+        remaining_seconds = await self._client.call(ask, member_seconds=self._ttl_seconds / BEATS / 2)
+        if remaining_seconds > 0:
             self._confirmed_at = began
-        return left
+        return remaining_seconds
 
     async def _revoke(self, member: Member, metadata: Metadata, seconds: float) -> None:
         request = rpc_pb2.LeaseRevokeRequest(ID=self._lease)
@@ -313,14 +313,14 @@ def leader_name(head: StoreHead) -> str:
 
 
 def _led_by_another(head: StoreHead) -> Deposed:
-    who = head.leader.decode(errors="replace").rpartition(" ")[0]
+    leader = head.leader.decode(errors="replace").rpartition(" ")[0]
     return Deposed(
-        f"another coordinator leads ({who})",
+        f"another coordinator leads ({leader})",
         hint="one store serves one coordinator: this one can lead when that one has ended",
     )
 
 
-def _whose(head: StoreHead) -> str:
+def _loss_reason(head: StoreHead) -> str:
     if not head.leader:
         return "its lease at etcd has ended"
     return f"{_led_by_another(head).message} now"

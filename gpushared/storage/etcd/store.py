@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import NoReturn
 
 from gpushared.api.etcd import kv_pb2, rpc_pb2
-from gpushared.domain.model.errors import GpushareError, RequestError
+from gpushared.domain.model.errors import GpushareError, RequestError, TimedOut
 from gpushared.ports.job_store import (
     Conflict,
     Contents,
@@ -20,8 +20,8 @@ from gpushared.ports.job_store import (
     Transaction,
 )
 from gpushared.storage.etcd.access import EtcdAccess
-from gpushared.storage.etcd.client import CALL_SECONDS, EtcdClient, Member, Metadata, closed, unknown
-from gpushared.storage.etcd.failures import EtcdFailure, FailureKind, no_space
+from gpushared.storage.etcd.client import CALL_SECONDS, EtcdClient, Member, Metadata, closed
+from gpushared.storage.etcd.failures import QUORUM_HINT, EtcdFailure, FailureKind, no_space
 from gpushared.storage.etcd.keys import (
     KeyHalves,
     Keys,
@@ -105,10 +105,10 @@ class EtcdStore:
         first, end = self.keys.below(prefix)
         for _ in range(MAX_LOADS):
             try:
-                found, revision = await self._pages(first, end)
+                pairs, revision = await self._pages(first, end)
             except Conflict:  # compacted meanwhile
                 continue
-            records = {self.keys.text(one.key): record_of(one, offset) for one in found}
+            records = {self.keys.text(pair.key): record_of(pair, offset) for pair in pairs}
             return Contents(revision + offset, records)
         raise StoreUnavailable(
             "etcd is compacted faster than the store is read", hint="see etcd's --auto-compaction-retention"
@@ -126,10 +126,10 @@ class EtcdStore:
         if limit <= 0 or first >= end:
             return ()
         if reverse:
-            found = await self._last(first, end, limit)
+            pairs = await self._last(first, end, limit)
         else:
-            found, _ = await self._pages(first, end, limit)
-        return tuple((self.keys.text(one.key), record_of(one, offset)) for one in found)
+            pairs, _ = await self._pages(first, end, limit)
+        return tuple((self.keys.text(pair.key), record_of(pair, offset)) for pair in pairs)
 
     async def count(self, prefix: str = "") -> int:
         await self._offset()
@@ -201,13 +201,13 @@ class EtcdStore:
 
     async def announced(self) -> Mapping[str, bytes]:
         first, end = range_of(self.keys.coordinator(""))
-        found, _ = await self._pages(first, end)
-        return {one.key[len(first) :].decode(errors="replace"): one.value for one in found}
+        pairs, _ = await self._pages(first, end)
+        return {pair.key[len(first) :].decode(errors="replace"): pair.value for pair in pairs}
 
     async def health(self) -> tuple[StoreMember, ...]:
         self._refuse_closed()
         statuses = await self.client.statuses()
-        return tuple(_member_of(endpoint, found) for endpoint, found in statuses.items())
+        return tuple(_member_of(endpoint, status) for endpoint, status in statuses.items())
 
     # --- moving a store --------------------------------------------------------------------------------
 
@@ -242,14 +242,14 @@ class EtcdStore:
         """Return the offset of the store's revisions; the first call checks the store's format."""
         self._refuse_closed()
         if self._format is None:
-            found = (await self.head()).format or StoreFormat()
-            self._check(found)
-            self._format = found
+            store_format = (await self.head()).format or StoreFormat()
+            self._check(store_format)
+            self._format = store_format
         return self._format.offset
 
-    def _check(self, found: StoreFormat) -> None:
+    def _check(self, store_format: StoreFormat) -> None:
         if not self._for_filling:
-            found.check()
+            store_format.check()
 
     def _refuse_closed(self) -> None:
         if self._closed.is_set():
@@ -280,14 +280,14 @@ class EtcdStore:
             return []
         enough, revision = limit * 2 + FIRST_PAGE, lowest.header.revision
         halves = KeyHalves(lowest.kvs[0].key, end)
-        left = lowest.count
-        while left > enough and (middle := halves.middle()) is not None:
+        remaining = lowest.count
+        while remaining > enough and (middle := halves.middle()) is not None:
             count = await self._count(middle, end, revision)
             if count >= limit:
-                left = count
+                remaining = count
             halves.go_on(after=count >= limit)
-        found, _ = await self._pages(halves.first, end, limit, reverse=True, revision=revision)
-        return found
+        pairs, _ = await self._pages(halves.first, end, limit, reverse=True, revision=revision)
+        return pairs
 
     async def _pages(
         self,
@@ -299,28 +299,28 @@ class EtcdStore:
         revision: int = 0,
     ) -> tuple[list[kv_pb2.KeyValue], int]:
         """Return the keys of a range at one revision, read in pages that fit messages."""
-        found: list[kv_pb2.KeyValue] = []
+        pairs: list[kv_pb2.KeyValue] = []
         size = limit if limit is not None and reverse else FIRST_PAGE
         while True:
-            wanted = size if limit is None else min(size, limit - len(found))
+            page_size = size if limit is None else min(size, limit - len(pairs))
             request = rpc_pb2.RangeRequest(
                 key=first,
                 range_end=end,
-                limit=wanted,
+                limit=page_size,
                 revision=revision,
                 sort_order=rpc_pb2.RangeRequest.DESCEND if reverse else rpc_pb2.RangeRequest.NONE,
             )
             try:
                 answer = await self._range(request)
             except RequestError:  # the answer is larger than a message may be
-                if wanted == 1:
+                if page_size == 1:
                     raise
-                size = wanted // 2
+                size = page_size // 2
                 continue
             revision = revision or answer.header.revision
-            found += answer.kvs
-            if not answer.more or len(found) == limit or not answer.kvs:
-                return found, revision
+            pairs += answer.kvs
+            if not answer.more or len(pairs) == limit or not answer.kvs:
+                return pairs, revision
             if reverse:
                 end = answer.kvs[-1].key
             else:
@@ -347,19 +347,21 @@ class EtcdStore:
         try:
             answer = await self._range(rpc_pb2.RangeRequest(key=key, keys_only=True))
         except GpushareError as failed:
-            raise unknown("etcd is full, and does not say if it has written a transaction") from failed
+            raise TimedOut(
+                "etcd is full, and does not say if it has written a transaction", hint=QUORUM_HINT
+            ) from failed
         if not answer.kvs or answer.kvs[0].mod_revision <= before:
             raise no_space() from error
         return answer.kvs[0].mod_revision
 
     def _refuse(self, transaction: Transaction, answer: rpc_pb2.TxnResponse, offset: int) -> NoReturn:
         """Raise the error for a transaction whose comparisons failed."""
-        epoch, leader, *found_records = map(only, answer.responses)
+        epoch, leader, *current_pairs = map(only, answer.responses)
         deposed = self._leadership.refused(transaction.epoch, epoch, leader)
         if deposed is not None:
             raise deposed
-        for (key, expected), found in zip((transaction.compares or {}).items(), found_records, strict=True):
-            at = found.mod_revision + offset if found else 0
+        for (key, expected), pair in zip((transaction.compares or {}).items(), current_pairs, strict=True):
+            at = pair.mod_revision + offset if pair else 0
             if at != expected:
                 raise Conflict(
                     f"{key} is at revision {at}, not at {expected}", hint="it was changed; load it again"
@@ -367,14 +369,14 @@ class EtcdStore:
         raise StoreUnavailable("etcd refused a transaction that it should have taken", hint="try again")
 
 
-def _member_of(endpoint: str, found: rpc_pb2.StatusResponse | EtcdFailure) -> StoreMember:
-    if isinstance(found, EtcdFailure) and found.kind is FailureKind.DENIED:
+def _member_of(endpoint: str, status: rpc_pb2.StatusResponse | EtcdFailure) -> StoreMember:
+    if isinstance(status, EtcdFailure) and status.kind is FailureKind.DENIED:
         return StoreMember(endpoint)  # it serves, and tells its version to etcd's root only
-    if isinstance(found, EtcdFailure):
-        return StoreMember(endpoint, problem=f"it does not answer: {found.words}")
-    problem = "; ".join(found.errors) or ("" if found.leader else "it knows no leader of etcd")
-    leads = found.leader == found.header.member_id
-    return StoreMember(endpoint, leads, found.version, found.dbSize, problem)
+    if isinstance(status, EtcdFailure):
+        return StoreMember(endpoint, problem=f"it does not answer: {status.text}")
+    problem = "; ".join(status.errors) or ("" if status.leader else "it knows no leader of etcd")
+    leads = status.leader == status.header.member_id
+    return StoreMember(endpoint, leads, status.version, status.dbSize, problem)
 
 
 def _own(expected: int, offset: int) -> int:
