@@ -530,9 +530,9 @@ class StepWriter:
             yield {RECOVERING: b"" if self._recovering else None}
 
 
-def _present_record(state: PoolState, job: JobId) -> Changes:
-    known = known_job(state, job)
-    return job_changes(known) if known is not None else {JOB + job: None}
+def _present_record(state: PoolState, job_id: JobId) -> Changes:
+    job = known_job(state, job_id)
+    return job_changes(job) if job is not None else {JOB + job_id: None}
 
 
 async def send_until_taken(

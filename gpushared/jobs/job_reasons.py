@@ -28,6 +28,7 @@ from gpushared.domain.jobs.liveness import has_client, presence, silent_since
 from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.placement_reasons import lack_of_room
 from gpushared.domain.model.lease import LeaseId
+from gpushared.domain.model.units import first_few
 from gpushared.domain.scheduling.pass_records import PassDecision, WaitReason
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
@@ -142,7 +143,7 @@ def _why_queued(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsho
         more = "" if len(job.awaits) == 1 else "s"
         return Why(
             JobReason.AFTER_JOB,
-            f"it waits for {len(job.awaits)} job{more}: {_names([after.job for after in job.awaits])}",
+            f"it waits for {len(job.awaits)} job{more}: {first_few([after.job for after in job.awaits], NAMED)}",
         )
     if job.id in state.old:
         return _why_old(state)
@@ -188,7 +189,7 @@ def _why_no_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
 
 def _why_old(state: PoolState) -> Why:
     missing = state.missing()
-    waits = f"{_names(missing)} to report" if missing else "a moment, lest a node reports late"
+    waits = f"{first_few(missing, NAMED)} to report" if missing else "a moment, lest a node reports late"
     return Why(
         JobReason.RECOVERING,
         f"the pool began anew and waits for {waits}, because the job may run there",
@@ -204,7 +205,7 @@ def _why_placing(parts: Sequence[Part]) -> Why | None:
     ):
         there = [part.node for part in parts if part.state is state]
         if there:
-            return Why(code, sentence.format(_names([node or "this node" for node in there])))
+            return Why(code, sentence.format(first_few([node or "this node" for node in there], NAMED)))
     return None
 
 
@@ -216,7 +217,7 @@ def _why_silent(parts: Sequence[Part], state: PoolState, now: float) -> Why | No
     when = f" since {_clock(state.day(since))}" if since is not None else ""
     return Why(
         JobReason.NODE_SILENT,
-        f"{_names(silent)}: silent{when}; the job is kept there",
+        f"{first_few(silent, NAMED)}: silent{when}; the job is kept there",
         f"is it off for good? An admin says so: gpushare node forget {silent[0]} --is-off",
     )
 
@@ -243,11 +244,6 @@ def _why_over(state: Ended) -> Why | None:
             return Why(JobReason.FAILED, reason, hint)
         case Cancelled(by=by):
             return Why(JobReason.CANCELLED, f"cancelled by {by}")
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def _clock(at: float, *, exactly: bool = False) -> str:

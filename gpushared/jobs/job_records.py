@@ -79,10 +79,10 @@ def member_bytes(member: Member) -> bytes:
 
 def account_changes(change: AccountsChange, known_projects: Iterable[str]) -> Iterator[Changes]:
     """Yield the changes of the accounts; ``known_projects`` have a record already."""
-    for project, bucket, amount in change.usage:
-        yield {f"{USAGE}{project}/{bucket}": b"%d" % amount}
-    for project, at in (change.turns or {}).items():
-        yield {f"{TURN}{project}": repr(at).encode()}
+    for name, bucket, amount in change.usage:
+        yield {f"{USAGE}{name}/{bucket}": b"%d" % amount}
+    for name, at in (change.turns or {}).items():
+        yield {f"{TURN}{name}": repr(at).encode()}
     if change.projects is not None:
         for gone in sorted(set(known_projects) - change.projects.keys()):
             yield {PROJECT + gone: None}

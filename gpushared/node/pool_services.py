@@ -183,7 +183,7 @@ class PoolServices:
         return await self._accounts.caller(owner, membership.pool)
 
     async def _vouch(self, caller: Caller, first: jobs_pb2.TunnelChunk) -> Metadata:
-        return self._calls.word(first, caller)
+        return self._calls.assertion_metadata(first, caller)
 
 
 def local_job_rules_of(config: Config) -> PoolRules:

@@ -32,16 +32,6 @@ def change_of(old: Json, new: Json) -> dict[str, Any]:
     return {part: value for part, value in (("set", fields), ("lists", lists)) if value}
 
 
-def applied(old: Json, change: Json) -> dict[str, Any]:
-    """Return the answer after the change, as a page makes it."""
-    new = {**old, **change.get("set", {})}
-    for name, list_change in change.get("lists", {}).items():
-        items = {item[list_change["key"]]: item for item in (*old[name], *list_change["set"])}
-        order = list_change.get("order", [item[list_change["key"]] for item in old[name]])
-        new[name] = [items[key] for key in order]
-    return {name: value for name, value in new.items() if value is not None}
-
-
 def _list_change(key: str, old: Sequence[Json], new: Sequence[Json]) -> dict[str, Any]:
     before = {item[key]: item for item in old}
     order = [item[key] for item in new]

@@ -17,11 +17,11 @@ from gpushared.net.http_server import Exchange, Routes
 from gpushared.net.loopback import LoopbackGate
 from gpushared.net.revisions import Revisions
 from gpushared.net.unary_json import JsonApi, Unary
-from gpushared.web.changes import applied
 from gpushared.web.live_answers import Pace
 from gpushared.web.log_feed import LogSource
 from gpushared.web.stream import EventStreams
 from gpushared.web.watches import CallWatch
+from tests.web.page_changes import applied
 
 ANNA, BEN = Caller(61041, 61041, "anna"), Caller(61042, 61042, "ben")
 LEASES = {"leases": ["Leases/List", {}]}

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import quote
 
-from gpushared.web.changes import applied
 from tests.node.daemon import DaemonProcess, connected
+from tests.web.page_changes import applied
 
 HOST = "127.0.0.1:8642"
 SECONDS = 60.0

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushared.web.changes import applied, change_of
+from gpushared.web.changes import change_of
+from tests.web.page_changes import applied
 
 SCALARS = st.sampled_from([True, 0, "", "text", 1.5])
 ITEMS: st.SearchStrategy[dict[str, Any]] = st.builds(

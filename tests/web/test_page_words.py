@@ -15,7 +15,8 @@ import pytest
 from gpushared.api.v1.messages import Gpu, Grant, Lease
 from gpushared.cli import gpus, history_options, ps, text
 from gpushared.web.assets import FOLDER
-from gpushared.web.changes import applied, change_of
+from gpushared.web.changes import change_of
+from tests.web.page_changes import applied
 
 NOW = 1_795_000_000.0
 MIB, GIB = 1 << 20, 1 << 30

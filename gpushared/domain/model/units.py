@@ -6,6 +6,7 @@ Memory follows docker's habit: ``8g``, ``8gb`` and ``8GiB`` all mean 8 * 1024**3
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
@@ -49,6 +50,11 @@ def shown(text: str) -> str:
     """Return the text in a form for messages: printable and short."""
     clean = "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT])
     return f"'{clean}'" + (f"... ({len(text)} characters)" if len(text) > MAX_TEXT else "")
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def parse_memory(text: str) -> int:

@@ -206,7 +206,7 @@ class PoolLink:
             if self._enrolment.membership is not None:
                 raise Unavailable(f"the pool does not answer: {NOT_DIALLED}", hint="try again in a moment")
             raise in_no_pool()
-        return await self.link.dial.kept()
+        return await self.link.dial.shared_channel()
 
     def _addresses(self, membership: Membership) -> tuple[str, ...]:
         """Return the coordinators' addresses for nodes: the configured ones, else all that the pool has named."""

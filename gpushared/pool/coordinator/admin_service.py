@@ -201,8 +201,8 @@ class Admin:
         await self._loop.send(NodeForgotten(member.name, caller.owner))
         log.warning("node=%s forgotten by=%s jobs=%d", member.name, caller.owner.principal, len(jobs))
         if jobs:
-            now = self._loop.state.jobs
-            again = sum(isinstance(one.state, Queued) for job in jobs if (one := now.get(job)) is not None)
+            present = (self._loop.state.jobs.get(job) for job in jobs)
+            again = sum(job is not None and isinstance(job.state, Queued) for job in present)
             were = "one job was" if len(jobs) == 1 else f"{len(jobs)} jobs were"
             sentences.append(f"{were} there; those that wait for another node now: {again}")
         return sentences
@@ -229,14 +229,14 @@ class Admin:
         return f"node {node} gets no new work of the pool; jobs that run on there: {running}"
 
 
-def _store_member(one: StoreMember) -> pool_pb2.StoreMember:
+def _store_member(member: StoreMember) -> pool_pb2.StoreMember:
     return pool_pb2.StoreMember(
-        endpoint=one.endpoint,
-        healthy=not one.problem,
-        leads=one.leads,
-        version=one.version,
-        size_bytes=one.size_bytes,
-        problem=one.problem,
+        endpoint=member.endpoint,
+        healthy=not member.problem,
+        leads=member.leads,
+        version=member.version,
+        size_bytes=member.size_bytes,
+        problem=member.problem,
     )
 
 
@@ -269,7 +269,7 @@ class TrustAdmin:
         self, message: pool_pb2.JoinTokenRequest, caller: PoolCaller
     ) -> pool_pb2.JoinToken:
         caller.require_admin()
-        words, record = await self._trust.join_tokens.make(
+        token, record = await self._trust.join_tokens.make(
             caller.owner.principal,
             self._trust.now(),
             node=message.node,
@@ -278,7 +278,7 @@ class TrustAdmin:
         )
         log.info("join token made id=%s node=%s by=%s", record.id, record.node, record.made_by)
         answer = _join_token(record)
-        answer.token = str(words)
+        answer.token = str(token)
         return answer
 
     async def list_join_tokens(
@@ -292,7 +292,7 @@ class TrustAdmin:
         self, message: pool_pb2.ApiTokenRequest, caller: PoolCaller
     ) -> pool_pb2.ApiToken:
         caller.require_admin()
-        words, record = await self._trust.api_tokens.make(
+        token, record = await self._trust.api_tokens.make(
             caller.owner.principal,
             self._trust.now(),
             person=message.person,
@@ -303,7 +303,7 @@ class TrustAdmin:
         )
         log.info("API token made id=%s person=%s by=%s", record.id, record.person, record.made_by)
         answer = _api_token(record)
-        answer.token = str(words)
+        answer.token = str(token)
         return answer
 
     async def list_api_tokens(

@@ -541,8 +541,8 @@ class PoolDaemon:
 def enrolled_in(trust: PoolTrust, ahead_seconds: float) -> list[Member]:
     """Return the nodes that have a certificate of the pool's authority."""
     return [
-        Member(one.node, one.enrolled_at - ahead_seconds, tuple(sorted({one.node, *one.realms})))
-        for one in trust.members().values()
+        Member(member.node, member.enrolled_at - ahead_seconds, tuple(sorted({member.node, *member.realms})))
+        for member in trust.members().values()
     ]
 
 
@@ -580,16 +580,16 @@ class JobOrigins:
         self._state = state
         self._view = view
 
-    def origin_of(self, job: JobId) -> NodeName:
-        found = known_job(self._state(), job)
-        return HERE if found is None else found.spec.origin
+    def origin_of(self, job_id: JobId) -> NodeName:
+        job = known_job(self._state(), job_id)
+        return HERE if job is None else job.spec.origin
 
-    def update_of(self, job: JobId) -> link_pb2.JobUpdate | None:
-        found = known_job(self._state(), job)
-        if found is None:
+    def update_of(self, job_id: JobId) -> link_pb2.JobUpdate | None:
+        job = known_job(self._state(), job_id)
+        if job is None:
             return None
-        view = self._view(found).SerializeToString()
-        return link_pb2.JobUpdate(job=view, over=isinstance(found.state, Ended))
+        view = self._view(job).SerializeToString()
+        return link_pb2.JobUpdate(job=view, over=isinstance(job.state, Ended))
 
 
 def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
@@ -610,11 +610,12 @@ def pool_rules_of(config: CoordinatorConfig) -> PoolRules:
         beats_per_second=config.nodes.beats_per_second,
         reserve_seconds=config.nodes.reserve_seconds,
         stop_grace_seconds=config.queue.stop_grace_seconds,
-        principals={name: one.principals for name, one in config.users.items() if name != EVERYBODY},
+        principals={name: user.principals for name, user in config.users.items() if name != EVERYBODY},
         common_realms=_common_realms(config),
     )
 
 
 def _common_realms(config: CoordinatorConfig) -> frozenset[str]:
     everybody = config.users.get(EVERYBODY)
-    return frozenset(one.partition("@")[2] for one in everybody.principals) if everybody else frozenset()
+    principals = everybody.principals if everybody else ()
+    return frozenset(principal.partition("@")[2] for principal in principals)

@@ -154,21 +154,19 @@ class Connections:
     async def _sweep(self) -> list[CountedConnection]:
         """End the surplus connections, and return them."""
         met = set(self._callers)
-        found = await asyncio.to_thread(accepted, self._ports, self._connections)
-        for peer in met - {one.peer for one in found}:
+        connections = await asyncio.to_thread(accepted, self._ports, self._connections)
+        for peer in met - {connection.peer for connection in connections}:
             del self._callers[peer]
-        by_inode = {one.inode: one for one in found}
+        by_inode = {connection.inode: connection for connection in connections}
         self._connections = {
             inode: by_inode.pop(inode) for inode in self._connections if inode in by_inode
         } | by_inode
         surplus: list[CountedConnection] = []
         kept_out: dict[int, frozenset[Network]] = {}
         for port in self._ports:
-            full, beyond = self._surplus_of(
-                port, [one for one in self._connections.values() if one.port == port]
-            )
+            of_port = [each for each in self._connections.values() if each.port == port]
+            kept_out[port], beyond = self._surplus_of(port, of_port)
             surplus += beyond
-            kept_out[port] = full
         await asyncio.to_thread(shut_down, surplus)
         await self._keep_out(kept_out)
         return surplus
@@ -177,20 +175,20 @@ class Connections:
         self, port: int, connections: Sequence[CountedConnection]
     ) -> tuple[frozenset[Network], list[CountedConnection]]:
         """Return the networks from which a port must accept no more, and the surplus connections."""
-        strangers = Counter(one.address for one in connections if one.peer not in self._callers)
+        strangers = Counter(each.address for each in connections if each.peer not in self._callers)
         of_address = self._of_address(strangers)
         counts: Counter[str | Network] = Counter()
         surplus, remaining = [], []
-        for one in connections:
-            caller = self._callers.get(one.peer)
-            counted = caller or one.address
+        for connection in connections:
+            caller = self._callers.get(connection.peer)
+            counted = caller or connection.address
             counts[counted] += 1
             if counts[counted] > (self._bounds.of_caller if caller else of_address):
-                surplus.append(one)
+                surplus.append(connection)
             elif caller is None:
-                remaining.append(one)
+                remaining.append(connection)
         before = self._kept_out.get(port, frozenset())
-        full = (one for one, count in strangers.items() if count >= (FEW if one in before else of_address))
+        full = (net for net, count in strangers.items() if count >= (FEW if net in before else of_address))
         surplus += remaining[: max(0, len(remaining) - self._bounds.strangers)]
         return frozenset(islice(full, MOST_KEPT_OUT)), surplus
 
@@ -218,26 +216,26 @@ def open_descriptors() -> int:
     return os.stat(DESCRIPTORS).st_size or len(os.listdir(DESCRIPTORS))  # noqa: PTH116, PTH208 - hot
 
 
-def accepted(ports: frozenset[int], found: Mapping[int, CountedConnection]) -> list[CountedConnection]:
-    """Return all connections accepted at these ports, and reuse the facts of the ones in ``found``."""
+def accepted(ports: frozenset[int], previous: Mapping[int, CountedConnection]) -> list[CountedConnection]:
+    """Return all connections accepted at these ports, and reuse the facts of the ones in ``previous``."""
     connections = []
     for name in os.listdir(DESCRIPTORS):  # noqa: PTH208 - thousands of them
         with suppress(OSError):
             about = os.fstat(int(name))
             if stat.S_ISSOCK(about.st_mode):
-                one = found.get(about.st_ino) or _connection_at(int(name), about.st_ino)
-                if one is not None and one.port in ports:
-                    connections.append(one)
+                connection = previous.get(about.st_ino) or _connection_at(int(name), about.st_ino)
+                if connection is not None and connection.port in ports:
+                    connections.append(connection)
     return connections
 
 
 def shut_down(connections: Iterable[CountedConnection]) -> None:
     """Shut connections down. Leave a descriptor alone that has become another socket's."""
-    for one in connections:
+    for connection in connections:
         with suppress(OSError):
-            copy = os.dup(one.descriptor)
+            copy = os.dup(connection.descriptor)
             try:
-                if os.fstat(copy).st_ino == one.inode:
+                if os.fstat(copy).st_ino == connection.inode:
                     with _borrowed(copy) as sock:
                         sock.shutdown(socket.SHUT_RDWR)
             finally:
@@ -299,7 +297,7 @@ def _network_of(host: IPv4Address | IPv6Address) -> Network:
 
 
 def _log_surplus(surplus: Sequence[CountedConnection]) -> None:
-    address, most = Counter(one.address for one in surplus).most_common(1)[0]
+    address, most = Counter(connection.address for connection in surplus).most_common(1)[0]
     log.warning("%d surplus connections ended, %d of them from %s", len(surplus), most, address)
 
 
@@ -327,6 +325,7 @@ def program(networks: Iterable[Network]) -> list[Instruction]:
 
 
 def _attach(listener: socket.socket, instructions: Sequence[Instruction]) -> None:
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
+    packed = ctypes.create_string_buffer(code)
     about = struct.pack("HP", len(instructions), ctypes.addressof(packed))
     listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, about)

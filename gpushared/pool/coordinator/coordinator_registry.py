@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gpushared.api.v1 import pool_pb2
@@ -28,30 +28,31 @@ class CoordinatorRegistry:
     def __init__(self, store: SharedStore, own: Callable[[], pool_pb2.PoolCoordinator]) -> None:
         self._store = store
         self._own = own
-        self._known: dict[str, pool_pb2.PoolCoordinator] = {}
-        self._known_at = -LOOK_SECONDS
+        self._coordinators: dict[str, pool_pb2.PoolCoordinator] = {}
+        self._read_at = -LOOK_SECONDS
 
     async def announce(self) -> None:
         """Show this coordinator to the others, and know their addresses. Raises the store's errors."""
         own, now = self._own(), asyncio.get_running_loop().time()
         await self._store.announce(own.name, _written(own))
-        if now - self._known_at >= LOOK_SECONDS:  # a new leader sends them to nodes at once
-            self._known, self._known_at = await self._kept(), now
+        if now - self._read_at >= LOOK_SECONDS:  # a new leader sends them to nodes at once
+            self._coordinators, self._read_at = await self._recorded(), now
 
     def addresses(self) -> tuple[Sequence[str], Sequence[str]]:
         """Return all users' addresses and, in the same order, all nodes' addresses."""
-        known = [one for _, one in sorted(self._known.items()) if one.address and one.node_address]
-        return [one.address for one in known], [one.node_address for one in known]
+        coordinators = (self._coordinators[name] for name in sorted(self._coordinators))
+        complete = [each for each in coordinators if each.address and each.node_address]
+        return [each.address for each in complete], [each.node_address for each in complete]
 
     async def all(self) -> list[pool_pb2.PoolCoordinator]:
         """Return all coordinators by their names, with what each does now. Raises the store's errors."""
         leader = await self._store.leader()
-        found = await self._kept()
+        coordinators = await self._recorded()
         for name, facts in (await self._store.announced()).items():
-            found[name] = _read(name, facts, runs=True)
-        for one in found.values():
-            one.leads = one.runs and one.name == leader.name
-        return [found[name] for name in sorted(found)]
+            coordinators[name] = _read(name, facts, runs=True)
+        for coordinator in coordinators.values():
+            coordinator.leads = coordinator.runs and coordinator.name == leader.name
+        return [coordinators[name] for name in sorted(coordinators)]
 
     async def keep(self, loop: PoolLoop) -> NoReturn:
         """Keep the addresses of coordinators that appear, as long as this one leads."""
@@ -62,7 +63,7 @@ class CoordinatorRegistry:
                 news = {name: facts for name, facts in running.items() if self._is_news(name, facts)}
                 if news:
                     await loop.write({COORDINATOR + name: facts for name, facts in news.items()})
-                    self._known |= {name: _read(name, facts) for name, facts in news.items()}
+                    self._coordinators |= {name: _read(name, facts) for name, facts in news.items()}
             except GpushareError as error:
                 log.info("the coordinators' addresses are not kept now: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
@@ -72,7 +73,7 @@ class CoordinatorRegistry:
 
         Raises NotFound, StateConflict for a coordinator that runs, and the store's errors.
         """
-        if name not in await self._kept():
+        if name not in await self._recorded():
             raise NotFound(
                 f"there is no coordinator {shown(name)}", hint="`gpushare pool status` names all coordinators"
             )
@@ -81,27 +82,25 @@ class CoordinatorRegistry:
                 f"coordinator {name} runs", hint="stop it there first: systemctl disable --now gpushared-pool"
             )
         await write({}, (COORDINATOR + name,))
-        self._known.pop(name, None)
+        self._coordinators.pop(name, None)
 
     def _is_news(self, name: str, facts: bytes) -> bool:
-        known, news = self._known.get(name), _read(name, facts)
-        return known is None or (known.address, known.node_address) != (news.address, news.node_address)
+        before, news = self._coordinators.get(name), _read(name, facts)
+        return before is None or (before.address, before.node_address) != (news.address, news.node_address)
 
-    async def _kept(self) -> dict[str, pool_pb2.PoolCoordinator]:
+    async def _recorded(self) -> dict[str, pool_pb2.PoolCoordinator]:
         records = (await self._store.load(COORDINATOR)).records
-        names: Mapping[str, bytes] = {
-            key.removeprefix(COORDINATOR): record.value for key, record in records.items()
-        }
+        names = {key.removeprefix(COORDINATOR): record.value for key, record in records.items()}
         return {name: _read(name, facts) for name, facts in names.items()}
 
 
-def _written(one: pool_pb2.PoolCoordinator) -> bytes:
+def _written(coordinator: pool_pb2.PoolCoordinator) -> bytes:
     return json.dumps(
         {
-            "address": one.address,
-            "node_address": one.node_address,
-            "version": one.version,
-            "started_at": one.started_at,
+            "address": coordinator.address,
+            "node_address": coordinator.node_address,
+            "version": coordinator.version,
+            "started_at": coordinator.started_at,
         }
     ).encode()
 

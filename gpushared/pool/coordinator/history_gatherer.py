@@ -64,9 +64,9 @@ ROUNDS_UNTIL_TROUBLE = 3
 class QuestionPort(Protocol):
     """Ask connected nodes; ``LinkService`` is the real one."""
 
-    def answering(self, what: str) -> frozenset[NodeName]: ...
+    def answering(self, kind: str) -> frozenset[NodeName]: ...
 
-    async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes: ...
+    async def ask(self, node: NodeName, kind: str, body: bytes, timeout_seconds: float) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -159,8 +159,8 @@ class HistoryGatherer:
             if node.rounds_with_error >= ROUNDS_UNTIL_TROUBLE
         ]
         if stuck:
-            others = f" (and that of {len(stuck) - 1} other nodes)" if stuck[1:] else ""
-            self._troubles.raised(PART_OF_NODES, stuck[0] + others)
+            more = f" (and that of {len(stuck) - 1} other nodes)" if stuck[1:] else ""
+            self._troubles.raised(PART_OF_NODES, stuck[0] + more)
         else:
             self._troubles.cleared(PART_OF_NODES)
 
@@ -219,21 +219,25 @@ class HistoryGatherer:
 
     async def _leases_of_pool(self, name: NodeName, part: HistoryPart) -> tuple[LeaseSummary, ...]:
         """Return the leases under the pool's names."""
-        ours = [lease for lease in part.leases if lease.pool == self._pool]
-        taken = await self._history.leases_of_jobs(name, {lease.job for lease in ours if lease.job})
-        return tuple([await self._under_our_names(name, part, lease, taken) for lease in part.leases])
+        jobs = {lease.job for lease in part.leases if lease.pool == self._pool and lease.job}
+        by_attempt = await self._history.leases_of_jobs(name, jobs)
+        return tuple([await self._under_our_names(name, part, lease, by_attempt) for lease in part.leases])
 
     async def _under_our_names(
-        self, name: NodeName, part: HistoryPart, lease: LeaseSummary, taken: dict[Attempt, LeaseOfJournal]
+        self,
+        name: NodeName,
+        part: HistoryPart,
+        lease: LeaseSummary,
+        by_attempt: dict[Attempt, LeaseOfJournal],
     ) -> LeaseSummary:
-        """Return the lease under the pool's names. ``taken`` has the lease of each attempt: the first one counts."""
+        """Return the lease under the pool's names. Of the leases of an attempt the first one counts."""
         attempt = (lease.job if lease.pool == self._pool else "", lease.attempt)
         reported = LeaseOfNode(f"{lease.owner}@{part.realm}", lease.project, *attempt)
         named, here = await self._owners.named(name, reported), (part.journal, lease.lease)
         if (
             named.job is None
             or not self._is_within(named.job, lease, part)
-            or taken.setdefault(attempt, here) != here
+            or by_attempt.setdefault(attempt, here) != here
         ):
             named = await self._owners.named(name, replace(reported, job=""))
             lease = replace(lease, job="", attempt=0)

@@ -108,24 +108,24 @@ class Tunnels:
         """Count the tunnels of each person, of each ``@realm``, and (by the empty name) of all."""
 
     @asynccontextmanager
-    async def open(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> AsyncIterator[Pipe]:
-        """Open a tunnel to a node while the block runs; this method sets the id in ``wanted``.
+    async def open(self, node: NodeName, request: link_pb2.OpenTunnel) -> AsyncIterator[Pipe]:
+        """Open a tunnel to a node while the block runs; this method sets the id in ``request``.
 
         Raises Unavailable, TimedOut, LimitReached, or the node's refusal (with the first read).
         """
         bounds = {
-            wanted.person: MAX_TUNNELS_PER_PERSON,
-            f"@{wanted.principal.rpartition('@')[2]}": MAX_TUNNELS_PER_REALM,
+            request.person: MAX_TUNNELS_PER_PERSON,
+            f"@{request.principal.rpartition('@')[2]}": MAX_TUNNELS_PER_REALM,
             "": MAX_TUNNELS,
         }
-        if any(self._open[who] >= most for who, most in bounds.items()):
+        if any(self._open[holder] >= most for holder, most in bounds.items()):
             raise LimitReached(
-                f"{wanted.person} has too many connections to other nodes open, or all users together have",
+                f"{request.person} has too many connections to other nodes open, or all users together have",
                 hint=f"at most {MAX_TUNNELS_PER_PERSON} a person; each attached client holds one",
             )
         self._open.update(bounds.keys())
         try:
-            pipe = await self._called(node, wanted)
+            pipe = await self._called(node, request)
             try:
                 yield pipe
             finally:
@@ -133,11 +133,11 @@ class Tunnels:
         finally:
             self._open -= Counter(bounds.keys())
 
-    async def _called(self, node: NodeName, wanted: link_pb2.OpenTunnel) -> Pipe:
-        wanted.tunnel_id = secrets.token_hex(16)
-        pending = self._pending[wanted.tunnel_id] = _PendingTunnel(node)
+    async def _called(self, node: NodeName, request: link_pb2.OpenTunnel) -> Pipe:
+        request.tunnel_id = secrets.token_hex(16)
+        pending = self._pending[request.tunnel_id] = _PendingTunnel(node)
         try:
-            self._link().open_tunnel(node, wanted)
+            self._link().open_tunnel(node, request)
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await pending.answered
         except TimeoutError:
@@ -146,7 +146,7 @@ class Tunnels:
                 hint="`gpushare nodes` tells whether it is connected",
             ) from None
         finally:
-            del self._pending[wanted.tunnel_id]
+            del self._pending[request.tunnel_id]
 
     async def serve(self, node: NodeName, context: TunnelContext) -> None:
         """Serve a call of a node: the stream is its end of the tunnel that its first message names.
@@ -231,11 +231,11 @@ class GateThrough(EngineSocket):
     async def connect(self) -> EngineConnection:
         stack = AsyncExitStack()
         pipe = await stack.enter_async_context(self._open_pipe())
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        self._tasks.start(_run(stack, theirs, pipe))
-        return EngineConnection(ours, self.path)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        near.setblocking(False)
+        far.setblocking(False)
+        self._tasks.start(_run(stack, far, pipe))
+        return EngineConnection(near, self.path)
 
 
 async def _run(stack: AsyncExitStack, sock: socket.socket, pipe: Pipe) -> None:
@@ -272,11 +272,11 @@ class JobStreams:
     async def tunnel(self, job: Job, first: jobs_pb2.TunnelChunk, owner: Owner, context: UserContext) -> None:
         """Pass bytes between the caller and the gate of the job's node until either ends."""
         place = place_of(job, first.rank, first.attempt)
-        wanted = _wanted(place, owner)
-        wanted.stream_id = first.stream_id
+        request = _tunnel_request(place, owner)
+        request.stream_id = first.stream_id
         if first.HasField("received"):
-            wanted.received = first.received
-        async with self._tunnels.open(place.node, wanted) as pipe:
+            request.received = first.received
+        async with self._tunnels.open(place.node, request) as pipe:
             await splice(context, pipe, outlives_calls=bool(first.stream_id))
 
     async def logs(
@@ -292,10 +292,10 @@ class JobStreams:
                 yield chunk
 
     def _open(self, place: JobPlace, owner: Owner) -> AbstractAsyncContextManager[Pipe]:
-        return self._tunnels.open(place.node, _wanted(place, owner))
+        return self._tunnels.open(place.node, _tunnel_request(place, owner))
 
 
-def _wanted(place: JobPlace, owner: Owner) -> link_pb2.OpenTunnel:
+def _tunnel_request(place: JobPlace, owner: Owner) -> link_pb2.OpenTunnel:
     return link_pb2.OpenTunnel(
         job_id=place.key.job,
         attempt=place.key.number,

@@ -60,36 +60,36 @@ class JoinService(pool_pb2_grpc.JoinServicer):
         try:
             self._rates.spend(host_of(context.peer()))
             self._trust.callers.check_answers("Join/Sign")
-            words = read_join_token(request.token)
+            token = read_join_token(request.token)
             check_clock(f"the machine that is to be node {shown(request.node)}", request.now, self._now())
-            signed = await self._trust.enrolment.enrol(request.node, request.csr, words)
+            signed = await self._trust.enrolment.enrol(request.node, request.csr, token)
         except GpushareError as error:
             await self._refuse("Join/Sign", request, _stranger(context), context, error)
-        note = f"with the token {words.id}"
+        note = f"with the token {token.id}"
         self._audit.answered("Join/Sign", request, replace(_stranger(context), note=note))
         return self._answer(signed)
 
     async def Renew(  # noqa: N802 - gRPC's name
         self, request: pool_pb2.RenewRequest, context: Context[Any, Any]
     ) -> pool_pb2.SignAnswer:
-        who = _stranger(context)
+        asker = _stranger(context)
         try:
             node = self._trust.callers.node_of(context)
             self._trust.callers.check_answers("Join/Renew")
-            who = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {who.user}")
+            asker = Asker(NOBODY_HERE, f"node {node.node}", note=f"from {asker.user}")
             check_clock(f"node {node.node}", request.now, self._now())
             self._renewals.spend(f"node {node.node}")
             signed = await self._trust.enrolment.renew(request.csr, node)
         except GpushareError as error:
-            await self._refuse("Join/Renew", request, who, context, error)
-        self._audit.answered("Join/Renew", request, who)
+            await self._refuse("Join/Renew", request, asker, context, error)
+        self._audit.answered("Join/Renew", request, asker)
         return self._answer(signed)
 
     async def _refuse(
-        self, name: str, request: Message, who: Asker, context: Context[Any, Any], error: GpushareError
+        self, name: str, request: Message, asker: Asker, context: Context[Any, Any], error: GpushareError
     ) -> NoReturn:
         if not isinstance(error, NotLeader):
-            self._audit.refused(name, request, who, error)
+            self._audit.refused(name, request, asker, error)
         await abort(context, error)
 
     def _answer(self, signed: SignedCertificate) -> pool_pb2.SignAnswer:

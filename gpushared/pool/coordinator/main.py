@@ -63,11 +63,11 @@ def main(
     Runs in the foreground until it gets SIGTERM; nodes and containers run on without it. SIGHUP makes it
     read its configuration again. The pool itself is made by `gpushare pool init`.
     """
-    words = {KEYS[name]: value for name, value in flags.items() if value is not None}
+    settings = {KEYS[name]: value for name, value in flags.items() if value is not None}
     if check:
-        sys.exit(checked(config, words))
+        sys.exit(checked(config, settings))
     if context.invoked_subcommand is None:
-        sys.exit(serve(config, words, allow_root=allow_root))
+        sys.exit(serve(config, settings, allow_root=allow_root))
 
 
 @main.command()

@@ -163,15 +163,15 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         subject = (link_pb2.OpenTunnel, tunnel.tunnel_id)
         stream.put(subject, lambda: link_pb2.Down(tunnel=tunnel))
 
-    async def ask(self, node: NodeName, what: str, body: bytes, timeout_seconds: float) -> bytes:
+    async def ask(self, node: NodeName, kind: str, body: bytes, timeout_seconds: float) -> bytes:
         """Ask a node, and return the body of its answer.
 
         Raises Unavailable, StateConflict for a node that cannot answer, TimedOut, and the node's own error.
         """
         stream = self._connected_stream(node)
-        if codec.answers(what) not in stream.capabilities:
-            raise StateConflict(f"node {node} cannot tell its {what}", hint="update gpushared there")
-        return await stream.ask(what, body, timeout_seconds)
+        if codec.answers(kind) not in stream.capabilities:
+            raise StateConflict(f"node {node} cannot tell its {kind}", hint="update gpushared there")
+        return await stream.ask(kind, body, timeout_seconds)
 
     def _connected_stream(self, node: NodeName) -> NodeStream:
         """Return the node's stream. Raises Unavailable if the node is not connected."""
@@ -183,10 +183,10 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
             )
         return stream
 
-    def answering(self, what: str) -> frozenset[NodeName]:
+    def answering(self, kind: str) -> frozenset[NodeName]:
         """Return the connected nodes that answer questions of this kind."""
-        capability = codec.answers(what)
-        return frozenset(node for node, one in self._streams.items() if capability in one.capabilities)
+        capability = codec.answers(kind)
+        return frozenset(node for node, stream in self._streams.items() if capability in stream.capabilities)
 
     def drop(self, node: NodeName, why: GpushareError) -> None:
         """End the stream of a node that was forgotten or whose certificate was revoked."""
@@ -264,9 +264,9 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
         """Raises PermissionRefused if the node is no member."""
         member = self._loop.state.members.get(node)
         if member is None or member.forgotten_at is not None:
-            known = "was forgotten by" if member is not None else "is not enrolled in"
+            relation = "was forgotten by" if member is not None else "is not enrolled in"
             raise PermissionRefused(
-                f"node {node} {known} the pool {self._guard.pool} as this coordinator knows it",
+                f"node {node} {relation} the pool {self._guard.pool} as this coordinator knows it",
                 hint="join again: `gpushare pool token` there, then `gpushare node join` here; if the node "
                 "was not to be here at all, is this another coordinator of the same name, or an old copy?",
             )
@@ -331,12 +331,12 @@ class LinkService(link_pb2_grpc.NodeLinkServicer):
 
         Raises RequestError.
         """
-        ours, revision = self._loop.state.epoch, self._loop.revision
-        codec.check_epoch(registration.seen_epoch, ours)
-        if registration.seen_epoch > ours or registration.seen_revision > revision:
+        epoch, revision = self._loop.state.epoch, self._loop.revision
+        codec.check_epoch(registration.seen_epoch, epoch)
+        if registration.seen_epoch > epoch or registration.seen_revision > revision:
             log.warning(
                 "node=%s has seen more of the pool: epoch %d revision %d, and ours are %d and %d",
-                node, registration.seen_epoch, registration.seen_revision, ours, revision,
+                node, registration.seen_epoch, registration.seen_revision, epoch, revision,
             )  # fmt: skip
 
     def _with_pool_owner(self, report: Report) -> Report:

@@ -224,13 +224,13 @@ class NodeStream:
             await context.write(message)
             self._no_write_under_way.set()
 
-    async def ask(self, what: str, body: bytes, timeout_seconds: float) -> bytes:
+    async def ask(self, kind: str, body: bytes, timeout_seconds: float) -> bytes:
         """Ask the node, and return the body of its answer.
 
         Raises TimedOut, Unavailable if the stream ends, and the error that the node answers.
         """
         number = next(self._numbers)
-        question = link_pb2.Down(question=link_pb2.Question(number=number, what=what, body=body))
+        question = link_pb2.Down(question=link_pb2.Question(number=number, what=kind, body=body))
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
         try:
@@ -345,42 +345,42 @@ class NodeStream:
         """Send the event until the store has it: a node sends it only once in a stream."""
         await send_until_taken(self._loop.send, event, f"node {self.node}")
 
-    async def _job(self, asked: link_pb2.OutboxJob) -> None:
-        job = JobId(asked.job_id)
+    async def _job(self, message: link_pb2.OutboxJob) -> None:
+        job = JobId(message.job_id)
         try:
-            await self._deliver(self._submitted(job, asked))
+            await self._deliver(self._submitted(job, message))
         except GpushareError as error:
-            self._audit.refused("Jobs/Submit", asked, self._asker(None), error)
+            self._audit.refused("Jobs/Submit", message, self._asker(None), error)
             self._acknowledge(job, error, cancel=False)
         else:
             self._acknowledge(job, None, cancel=False)
             self.update(job)
 
-    def _submitted(self, job: JobId, asked: link_pb2.OutboxJob) -> JobSubmitted:
+    def _submitted(self, job: JobId, message: link_pb2.OutboxJob) -> JobSubmitted:
         if _JOB_ID.fullmatch(job) is None:
             raise RequestError(f"{shown(job)} is no name of a job")
-        spec = codec.read_spec(asked.spec)
-        owner = self._guard.owner_of(self.node, asked.assertion, codec.job_digest(job, asked.spec))
-        ours = replace(spec, owner=owner, origin=self.node)
-        if not is_own_id(job, ours):
+        spec = codec.read_spec(message.spec)
+        owner = self._guard.owner_of(self.node, message.assertion, codec.job_digest(job, message.spec))
+        spec = replace(spec, owner=owner, origin=self.node)
+        if not is_own_id(job, spec):
             raise RequestError(
                 f"{shown(job)} is not the id of a job of {owner.principal}",
                 hint="gpushared of the node gives jobs their ids; is it of this version (`gpushare nodes`)?",
             )
-        return JobSubmitted(job, ours, held=asked.held, priority=asked.priority, old=asked.old)
+        return JobSubmitted(job, spec, held=message.held, priority=message.priority, old=message.old)
 
-    async def _cancel(self, asked: link_pb2.OutboxCancel) -> None:
-        job, owner = JobId(asked.job_id), None
+    async def _cancel(self, message: link_pb2.OutboxCancel) -> None:
+        job, owner = JobId(message.job_id), None
         try:
-            grace = min(max(0, asked.grace_seconds), MAX_GRACE_SECONDS)
-            digest = codec.cancel_digest(job, asked.grace_seconds)
-            owner = self._guard.owner_of(self.node, asked.assertion, digest)
+            grace = min(max(0, message.grace_seconds), MAX_GRACE_SECONDS)
+            digest = codec.cancel_digest(job, message.grace_seconds)
+            owner = self._guard.owner_of(self.node, message.assertion, digest)
             await self._deliver(CancelAsked(job, owner, grace))
         except GpushareError as error:
-            self._audit.refused("Jobs/Cancel", asked, self._asker(owner), error)
+            self._audit.refused("Jobs/Cancel", message, self._asker(owner), error)
             self._acknowledge(job, error, cancel=True)
         else:
-            self._audit.answered("Jobs/Cancel", asked, self._asker(owner))
+            self._audit.answered("Jobs/Cancel", message, self._asker(owner))
             self._acknowledge(job, None, cancel=True)
 
     async def _client_gone(self, message: link_pb2.ClientGone) -> None:

@@ -28,7 +28,7 @@ def pool_pace(watch: CallWatch) -> Pace:
 
 def pool_streams(calls: JsonApi, revisions: Revisions, services: Sequence[Service]) -> EventStreams:
     """Return the streams of pages over a coordinator's calls."""
-    output = next((one.output for one in services if one.output is not None), None)
+    output = next((service.output for service in services if service.output is not None), None)
     return EventStreams(calls, revisions, pool_pace, None if output is None else _logs(output))
 
 

@@ -26,9 +26,9 @@ _metrics: list[Metric] = []
 
 
 def _metric(name: str, kind: Kind, text: str, *labels: str) -> Metric:
-    made = Metric(f"gpushare_{name}", kind, text, tuple(labels))
-    _metrics.append(made)
-    return made
+    metric = Metric(f"gpushare_{name}", kind, text, tuple(labels))
+    _metrics.append(metric)
+    return metric
 
 
 LEADER = _metric(
@@ -128,13 +128,13 @@ class PoolMetrics:
 
 class _Page:
     def __init__(self) -> None:
-        self.families: dict[str, Family] = {one.name: Family(one) for one in POOL_METRICS}
+        self.families: dict[str, Family] = {metric.name: Family(metric) for metric in POOL_METRICS}
 
     def add(self, metric: Metric, value: Value | None, *labels: str) -> None:
         self.families[metric.name].add(labels, value)
 
     def add_members(self, state: PoolState, now: float) -> None:
-        members = [one for one in state.members.values() if one.forgotten_at is None]
+        members = [member for member in state.members.values() if member.forgotten_at is None]
         self.add(SETTLED, int(state.settled))
         self.add(MEMBERS, len(members))
         for member in members:
@@ -150,11 +150,11 @@ class _Page:
     def add_jobs(self, state: PoolState) -> None:
         """Count the jobs on nodes one by one, and the waiting ones, which may be many, by their known sum."""
         under_way = {job for jobs in state.by_node.values() for job in jobs}
-        found = (state.jobs.get(job) for job in under_way)
-        counts = Counter(_state_name(one.state) for one in found if one is not None)
-        for name in (_state_name_of(kind) for kind in (Placing, Running, Cancelling)):
+        jobs = (state.jobs.get(job) for job in under_way)
+        counts = Counter(_state_name(type(job.state)) for job in jobs if job is not None)
+        for name in (_state_name(kind) for kind in (Placing, Running, Cancelling)):
             self.add(JOBS, counts[name], name)
-        self.add(JOBS, state.queued_count, _state_name_of(Queued))
+        self.add(JOBS, state.queued_count, _state_name(Queued))
 
     def add_queue(self, state: PoolState, now: float) -> None:
         """Look at each shape of jobs once: its length is known, and its first job has the lowest number.
@@ -166,10 +166,10 @@ class _Page:
         lengths: Counter[str] = Counter(dict.fromkeys(LeaseClass, 0))
         oldest: dict[str, float] = {}
         for queue in (state.waiting, state.gangs):
-            for shape, places in queue.shapes.items():
+            for shape, entries in queue.shapes.items():
                 kind = str(shape.request.lease_class)
-                lengths[kind] += len(places)
-                first = places.first()
+                lengths[kind] += len(entries)
+                first = entries.first()
                 job = None if first is None else state.jobs.get(first[1])
                 if job is not None and isinstance(job.state, Queued):
                     oldest[kind] = min(oldest.get(kind, job.state.since), job.state.since)
@@ -179,9 +179,5 @@ class _Page:
             self.add(QUEUE_OLDEST, max(0.0, now - since), kind)
 
 
-def _state_name(state: JobState) -> str:
-    return _state_name_of(type(state))
-
-
-def _state_name_of(kind: type[JobState]) -> str:
+def _state_name(kind: type[JobState]) -> str:
     return kind.__name__.lower()

@@ -60,7 +60,7 @@ class PoolNotifier:
 
     def _live(self) -> Collection[str]:
         state = self._loop.state
-        jobs = [one for one in self._notified if JobId(one.removeprefix(JOB_SUBJECT)) in state.jobs]
+        jobs = [each for each in self._notified if JobId(each.removeprefix(JOB_SUBJECT)) in state.jobs]
         return [*jobs, *(NODE_SUBJECT + node for node in state.members)]
 
     def _look(self, job: Job, oldest: float | None = None) -> None:

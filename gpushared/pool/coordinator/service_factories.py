@@ -27,6 +27,7 @@ from gpushared.domain.jobs.member import Presence
 from gpushared.domain.model.errors import ConfigError, GpushareError, NotLeader, RequestError, TimedOut
 from gpushared.domain.model.notification import check_allowed
 from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import first_few
 from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.jobs.job_search import Archive
 from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of, notices_of
@@ -84,7 +85,7 @@ _FIXED_WINDOW = ("grpc.http2.bdp_probe", 0)
 """Without this the window of each stream grows with the data of any one of them, and a call that waits for
 its turn may have sent megabytes. Nodes, which pass much data and are known, keep windows that grow."""
 _OPTIONS_FOR_USERS = [*OPTIONS, _HANDSHAKE, _IDLE, _FIXED_WINDOW]
-_OPTIONS_FOR_NODES = [*(one for one in OPTIONS if one[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
+_OPTIONS_FOR_NODES = [*(opt for opt in OPTIONS if opt[0] != _MOST), _HANDSHAKE, (_MOST, MAX_CALLS_OF_A_NODE)]
 
 
 def jobs_services(coordinator: CoordinatorParts) -> Sequence[Service]:
@@ -113,7 +114,7 @@ class _JobsHandlers:
             loop,
             Archive(coordinator.store),
             JobViews(lambda: loop.state, loop.now, loop.snapshot),
-            presets=lambda: {name: one.spec for name, one in coordinator.config().presets.items()},
+            presets=lambda: {name: preset.spec for name, preset in coordinator.config().presets.items()},
             check=self._check,
             notices=self._notices,
             why_incomplete=lambda: next(iter(self._notices()), ""),
@@ -137,9 +138,9 @@ class _JobsHandlers:
             "Nodes": _for(Scope.READ, self._nodes),
         }
 
-    async def _check(self, wanted: RequestedJobs, _: Owner) -> None:
+    async def _check(self, requested: RequestedJobs, _: Owner) -> None:
         """Raise PermissionRefused for a target of notifications that the pool does not allow."""
-        targets = wanted.jobs[0][1].request.notify
+        targets = requested.jobs[0][1].request.notify
         if targets:
             check_allowed(targets, routes_of(self._coordinator.config().notify, {}).allowed)
 
@@ -163,10 +164,7 @@ class _JobsHandlers:
             return [standby.notice()]
         if state.settled:
             return []
-        missing = state.missing()
-        names = ", ".join(missing[:MAX_NODES_NAMED]) + (
-            f" and {len(missing) - MAX_NODES_NAMED} more" if missing[MAX_NODES_NAMED:] else ""
-        )
+        names = first_few(state.missing(), MAX_NODES_NAMED)
         waits = f"; not heard of yet: {names}" if names else ""
         if state.recovering_since is not None:
             return [f"the pool lost some of its memory and asks its nodes what they have{waits}"]
@@ -239,8 +237,8 @@ class _JobsHandlers:
         except NotLeader as error:
             await abort(context, error)
         except GpushareError as error:
-            asked = first if isinstance(first, jobs_pb2.TunnelChunk) else None
-            await self._callers.refuse("Jobs/Tunnel", asked, caller, context, error)
+            message = first if isinstance(first, jobs_pb2.TunnelChunk) else None
+            await self._callers.refuse("Jobs/Tunnel", message, caller, context, error)
 
 
 async def _first_message(context: Context[Any, Any]) -> object:
@@ -451,5 +449,5 @@ class ListenerServer:
         for name in ("", *names):
             await checker.set(name, health_pb2.HealthCheckResponse.SERVING)
         if self._listener is Listener.LOCAL:
-            known = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(known, self._server)
+            reflected = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(reflected, self._server)

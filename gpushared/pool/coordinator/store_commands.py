@@ -41,8 +41,8 @@ def _as_of_program(context: click.Context, option: click.Parameter, value: objec
 
 def _where(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say where the store is."""
-    given: dict[str, Any] = {"expose_value": False, "callback": _as_of_program}
-    return config_option(**given)(state_dir_option(**given)(command))
+    options: dict[str, Any] = {"expose_value": False, "callback": _as_of_program}
+    return config_option(**options)(state_dir_option(**options)(command))
 
 
 @click.group(name="store")
@@ -63,7 +63,7 @@ def store_commands() -> None:
 @click.pass_context
 def migrate_command(context: click.Context, /, to: str, *, replace: bool) -> None:
     """Move the store to etcd, or back to a file. Certificates for etcd are taken from [store]."""
-    _print(_done(context, lambda config: migrate(config, to, replaces=replace)))
+    _print(_result_of(context, lambda config: migrate(config, to, replaces=replace)))
 
 
 @store_commands.command(name="backup")
@@ -72,7 +72,7 @@ def migrate_command(context: click.Context, /, to: str, *, replace: bool) -> Non
 @click.pass_context
 def backup_command(context: click.Context, /, file: Path) -> None:
     """Copy the store to FILE, which must not exist. The coordinator may run."""
-    _print(_done(context, lambda config: backup(config, file)))
+    _print(_result_of(context, lambda config: backup(config, file)))
 
 
 @store_commands.command(name="restore")
@@ -82,7 +82,7 @@ def backup_command(context: click.Context, /, file: Path) -> None:
 @click.pass_context
 def restore_command(context: click.Context, /, file: Path, *, replace: bool) -> None:
     """Fill the store from a copy that `backup` made; nodes then report what the copy lacks."""
-    _print(_done(context, lambda config: put_back(config, file, replaces=replace)))
+    _print(_result_of(context, lambda config: put_back(config, file, replaces=replace)))
 
 
 @store_commands.command(name="check")
@@ -90,14 +90,14 @@ def restore_command(context: click.Context, /, file: Path, *, replace: bool) -> 
 @click.pass_context
 def check_command(context: click.Context, /) -> None:
     """Read the whole store, and exit with 1 if something is wrong. The coordinator may run."""
-    lines, problems = _done(context, check)
+    lines, problems = _result_of(context, check)
     _print(lines)
     for problem in problems:
         click.echo(f"problem: {problem}", err=True)
     sys.exit(1 if problems else 0)
 
 
-def _done(context: click.Context, work: Callable[[CoordinatorConfig], Awaitable[T]]) -> T:
+def _result_of(context: click.Context, work: Callable[[CoordinatorConfig], Awaitable[T]]) -> T:
     """Do the work with the configuration of the command's own options, or complain and exit."""
 
     async def run() -> T:

@@ -56,12 +56,12 @@ async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list
         await _write_mark(config, HighWater(filled, revision, doubted=mark.doubted))
         if isinstance(source, EtcdStore):
             await mark_as_moved(source, epoch, to)
-    left = "its records stay in etcd, and nobody can use them"
+    old_store = "its records stay in etcd, and nobody can use them"
     if not config.store.url:
-        left = f"the old file is {await asyncio.to_thread(_put_aside, sqlite_path(config, ''), MOVED)}"
+        old_store = f"the old file is {await asyncio.to_thread(_put_aside, sqlite_path(config, ''), MOVED)}"
     url = "" if to.startswith(SQLITE_SCHEME) else to
     return [
-        f"moved {len(contents.records)} records to {to} (epoch {filled}, revision {revision}); {left}",
+        f"moved {len(contents.records)} records to {to} (epoch {filled}, revision {revision}); {old_store}",
         f'set url = "{url}" in [store] of the configuration, then start gpushared-pool',
     ]
 
@@ -141,8 +141,8 @@ async def _bring_trust_home(config: CoordinatorConfig, source: JobStore) -> None
 
 def _without_trust(contents: Contents) -> Contents:
     """Leave out the pool's authority, which the folder of the coordinator has."""
-    kept = {key: record for key, record in contents.records.items() if not key.startswith(TRUST)}
-    return replace(contents, records=kept)
+    records = {key: record for key, record in contents.records.items() if not key.startswith(TRUST)}
+    return replace(contents, records=records)
 
 
 async def _with_present_trust(config: CoordinatorConfig, contents: Contents) -> Contents:

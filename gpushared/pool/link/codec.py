@@ -55,7 +55,7 @@ _LISTED = re.compile(rf"{_GENERATION}([0-9]{{1,9}})")
 TUNNEL = "tunnel"
 TRUST = "trust"
 GIVE_BACK = "give-back"
-CAPABILITIES = (*(f"{_GENERATION}{one}" for one in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
+CAPABILITIES = (*(f"{_GENERATION}{generation}" for generation in SPOKEN), TUNNEL, TRUST, GIVE_BACK)
 WAIT_METADATA = "gpushare-wait-seconds"
 """A node sends this with ``Connect`` to wait so long at a coordinator that stands by, until one leads."""
 LOST_METADATA = "gpushare-lost-epoch"
@@ -87,24 +87,24 @@ class Unreadable(RequestError):
 # --- capabilities --------------------------------------------------------------------------------------
 
 
-def check_generation(who: str, theirs: Iterable[str], version: str) -> None:
+def check_generation(side: str, capabilities: Iterable[str], version: str) -> None:
     """Refuse a side without a common generation of the link. Raises StateConflict.
 
     A side that lists no generation speaks the first.
     """
-    generations = {int(listed[1]) for one in theirs if (listed := _LISTED.fullmatch(one))} or {1}
+    generations = {int(listed[1]) for each in capabilities if (listed := _LISTED.fullmatch(each))} or {1}
     if generations.isdisjoint(SPOKEN):
-        older = who if max(generations) < min(SPOKEN) else "this side"
+        older = side if max(generations) < min(SPOKEN) else "this side"
         raise StateConflict(
-            f"{who} (version {shown(version)}) speaks generation {max(generations)} of the link, "
+            f"{side} (version {shown(version)}) speaks generation {max(generations)} of the link, "
             f"and this side {', '.join(map(str, SPOKEN))}",
             hint=f"update {older}; versions that follow each other understand each other",
         )
 
 
-def answers(what: str) -> str:
+def answers(kind: str) -> str:
     """Return the capability of a node that answers questions of this kind."""
-    return f"answers-{what}"
+    return f"answers-{kind}"
 
 
 # --- records -------------------------------------------------------------------------------------------
@@ -147,31 +147,35 @@ class HeartbeatReader:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Any, Holding]] = {}
+        self._previous: dict[str, tuple[Any, Holding]] = {}
 
     def read(self, data: bytes) -> HeartbeatReport:
         """Read a report. Raises Unreadable, RequestError."""
         with _reading("what is held"):
             fields = parsed(read_text(data))
-            held = fields.get("holdings", []) if isinstance(fields, dict) else []
-            if not isinstance(held, list) or len(held) > MAX_HOLDINGS:
+            items = fields.get("holdings", []) if isinstance(fields, dict) else []
+            if not isinstance(items, list) or len(items) > MAX_HOLDINGS:
                 raise RecordError(f"at most {MAX_HOLDINGS} leases can be held")
             rest: HeartbeatReport = from_parsed(
-                HeartbeatReport, {**fields, "holdings": []} if held else fields
+                HeartbeatReport, {**fields, "holdings": []} if items else fields
             )
-            same = [self._known_as(one) for one in held]
-            holdings = [known or from_parsed(Holding, one) for one, known in zip(held, same, strict=True)]
+            same = [self._unchanged(item) for item in items]
+            holdings = [
+                before or from_parsed(Holding, item) for item, before in zip(items, same, strict=True)
+            ]
         bounds.check_record(rest)
-        for holding, known in zip(holdings, same, strict=True):
-            if known is None:
+        for holding, before in zip(holdings, same, strict=True):
+            if before is None:
                 bounds.check_record(holding)
-        self._known = {holding.lease: (one, holding) for one, holding in zip(held, holdings, strict=True)}
+        self._previous = {
+            holding.lease: (item, holding) for item, holding in zip(items, holdings, strict=True)
+        }
         return replace(rest, holdings=tuple(holdings)) if holdings else rest
 
-    def _known_as(self, fields: Any) -> Holding | None:
+    def _unchanged(self, fields: Any) -> Holding | None:
         """Return the holding of the last report if its JSON is the same."""
         lease = fields.get("lease") if isinstance(fields, dict) else None
-        before = self._known.get(lease) if isinstance(lease, str) else None
+        before = self._previous.get(lease) if isinstance(lease, str) else None
         return before[1] if before is not None and before[0] == fields else None
 
 
@@ -194,12 +198,12 @@ def without_shares(free: bytes) -> link_pb2.Allowance | None:
     these shares in its report, and takes a higher revision only. Return None for a node that has no shares.
     """
     try:
-        known = from_json(_OlderReport, free).allowed
+        shares = from_json(_OlderReport, free).allowed
     except RecordError:
         return None
-    if known is None or not 0 < known.revision < MAX_WHOLE:
+    if shares is None or not 0 < shares.revision < MAX_WHOLE:
         return None
-    return link_pb2.Allowance(revision=known.revision + 1)
+    return link_pb2.Allowance(revision=shares.revision + 1)
 
 
 def order_bytes(order: Order) -> bytes:
@@ -248,26 +252,22 @@ def read_spec(data: bytes) -> JobSpec:
     return spec
 
 
-def _read(kind: object, data: bytes, what: str) -> Any:
-    with _reading(what):
+def _read(kind: object, data: bytes, name: str) -> Any:
+    with _reading(name):
         record = from_json(kind, read_text(data))
     bounds.check_record(record)
     return record
 
 
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
+def _reading(name: str) -> Iterator[None]:
     try:
         yield
     except (RecordError, RequestError) as error:
-        raise _unreadable(what, error) from error
-
-
-def _unreadable(what: str, error: Exception) -> Unreadable:
-    return Unreadable(
-        f"{what} that this version cannot read: {shown(str(error))}",
-        hint="are both sides of the pool's link of the same version, or of one that follows the other?",
-    )
+        raise Unreadable(
+            f"{name} that this version cannot read: {shown(str(error))}",
+            hint="are both sides of the pool's link of the same version, or of one that follows the other?",
+        ) from error
 
 
 # --- what users' orders are signed for ------------------------------------------------------------------
@@ -339,10 +339,10 @@ def _whole(digits: str) -> int:
     return number
 
 
-def check_epoch(theirs: int, ours: int) -> None:
+def check_epoch(epoch: int, own_epoch: int) -> None:
     """Raises RequestError for an epoch that no coordinator can have reached."""
-    if not 0 <= theirs <= ours + MAX_AHEAD:
-        raise RequestError(f"no pool has an epoch of {theirs}")
+    if not 0 <= epoch <= own_epoch + MAX_AHEAD:
+        raise RequestError(f"no pool has an epoch of {epoch}")
 
 
 def check_key(key: AttemptKey) -> None:
@@ -388,7 +388,7 @@ def check_spec(spec: JobSpec) -> None:
     Bounds(0, MAX_AFTER, "a number of jobs to wait for").check(len(spec.after))
     for text in (spec.platform, spec.target, spec.origin, spec.request_id, spec.owner.principal):
         _check_text(text, "a name")
-    for job in (spec.array or "", *(one.job for one in spec.after)):
+    for job in (spec.array or "", *(after.job for after in spec.after)):
         if job and _JOB_ID.fullmatch(job) is None:
             raise RequestError(f"{shown(job)} is no job")
 
@@ -414,6 +414,6 @@ def check_request(request: Request) -> None:
             _check_text(text, "a name")
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_text(text: str, kind: str) -> None:
     if len(text) > MAX_TEXT or not text.isprintable():
-        raise RequestError(f"{shown(text)} is not {what}")
+        raise RequestError(f"{shown(text)} is not {kind}")

@@ -79,18 +79,18 @@ def read_part(text: bytes, now_ms: int) -> HistoryPart | None:
     return _usable(part)
 
 
-def _read(kind: type[T], data: bytes, what: str) -> T:
+def _read(kind: type[T], data: bytes, name: str) -> T:
     try:
         record = from_json(kind, codec.read_text(data))
     except (RecordError, RequestError) as error:
-        raise codec.Unreadable(f"{what} that this version cannot read: {error}"[:MAX_TEXT]) from error
+        raise codec.Unreadable(f"{name} that this version cannot read: {error}"[:MAX_TEXT]) from error
     bounds.check_record(record)
     return record
 
 
 def _check(part: HistoryPart, now_ms: int) -> None:
-    hours = [hour for one in part.uses for hour in one.hours]
-    for count, most, what in (
+    hours = [hour for series in part.uses for hour in series.hours]
+    for count, most, name in (
         (len(part.spans), ROWS, "spans"),
         (len(part.leases), ROWS, "leases"),
         (len(hours), ROWS, "hours"),
@@ -100,7 +100,7 @@ def _check(part: HistoryPart, now_ms: int) -> None:
         (len(part.gpus), MAX_GPUS_OF_SOURCE, "GPUs"),
     ):
         if count > most:
-            raise RequestError(f"{count} {what} in one part of a history, and at most {most} are possible")
+            raise RequestError(f"{count} {name} in one part of a history, and at most {most} are possible")
     if part.at_ms + part.ahead_ms > now_ms + DAY_MS:
         raise RequestError("a history that goes on into the future: is the clock of the node right?")
     earliest_ms, latest_ms = EARLIEST_DAY_MS - part.ahead_ms, part.at_ms + AHEAD_MS

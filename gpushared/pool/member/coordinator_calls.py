@@ -32,7 +32,7 @@ class CoordinatorCalls:
         groups_of: Callable[[Caller], tuple[str, ...]],
         now: Callable[[], float],
     ) -> None:
-        """``channel`` is ``Dial.kept``; it and ``asserter`` raise StateConflict if the node is in no pool."""
+        """``channel`` is ``Dial.shared_channel``; it and ``asserter`` raise StateConflict if the node is in no pool."""
         self._channel = channel
         self._asserter = asserter
         self._principal_of = principal_of
@@ -57,7 +57,8 @@ class CoordinatorCalls:
             channel = await self._channel()
             call = getattr(stub(channel), name)
             try:
-                return await call(message, timeout=timeout_seconds, metadata=self.word(message, caller))
+                metadata = self.assertion_metadata(message, caller)
+                return await call(message, timeout=timeout_seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise error_of(error, "the pool's coordinator") from error
 
@@ -68,7 +69,7 @@ class CoordinatorCalls:
         """
         with self._counted(caller):
             stub = jobs_pb2_grpc.JobsStub(await self._channel())
-            call = getattr(stub, name)(message, metadata=self.word(message, caller))
+            call = getattr(stub, name)(message, metadata=self.assertion_metadata(message, caller))
             try:
                 async for answer in call:
                     yield answer
@@ -93,7 +94,7 @@ class CoordinatorCalls:
             if not self._open[caller.uid]:
                 del self._open[caller.uid]
 
-    def word(self, message: Message, caller: Caller) -> Metadata:
+    def assertion_metadata(self, message: Message, caller: Caller) -> Metadata:
         """Sign the metadata for one call with this first message."""
         signed = self._asserter().sign(
             self._principal_of(caller), self._groups_of(caller), request_digest(message), self._now()

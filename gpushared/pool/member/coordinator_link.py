@@ -28,6 +28,7 @@ from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
 from gpushared.pool.member.link_session import Identity, Session, Timing
 from gpushared.pool.member.node_ports import MessageReceivers, NodeFacts, OrderPort, OutboxPort
+from gpushared.pool.trust.certificates import offset_words
 
 log = logging.getLogger(__name__)
 
@@ -322,10 +323,9 @@ class MemberLink:
         if abs(ahead_seconds) <= MAX_CLOCK_DIFFERENCE_SECONDS:
             self._troubles.cleared(CLOCK_PART)
             return
-        which = "ahead of" if ahead_seconds > 0 else "behind"
         self._troubles.raised(
             CLOCK_PART,
-            f"the coordinator's clock is {abs(ahead_seconds):.0f} s {which} this node's: certificates and "
+            f"the coordinator's clock is {offset_words(ahead_seconds)} this node's: certificates and "
             f"users' jobs may be refused (synchronise both clocks)",
         )
 

@@ -28,7 +28,7 @@ from gpushared.domain.model.errors import (
 from gpushared.net.call_checks import MAX_MESSAGE_BYTES, hint_of
 from gpushared.net.identity import peer_of
 from gpushared.pool.trust.certificates import TOLERANCE_SECONDS, Address, digest_of, offset_words, pem_of
-from gpushared.pool.trust.token_records import JoinWords
+from gpushared.pool.trust.token_records import JoinToken
 
 KEEPALIVE_SECONDS = 20.0
 KEEPALIVE_TIMEOUT_SECONDS = 10.0
@@ -85,10 +85,10 @@ class Dial:
         self._credentials = credentials
         self._server_name = server_name
         self._version = version
-        self._kept: grpc.aio.Channel | None = None
-        self._kept_for: tuple[str, int] | None = None
+        self._shared_channel: grpc.aio.Channel | None = None
+        self._shared_target: tuple[str, int] | None = None
         self._making = asyncio.Lock()
-        self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        self._retired: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
     @property
     def address(self) -> str:
@@ -103,35 +103,35 @@ class Dial:
         options = channel_options(self._server_name)
         return grpc.aio.secure_channel(address or self.address, credentials, options)
 
-    async def kept(self) -> grpc.aio.Channel:
+    async def shared_channel(self) -> grpc.aio.Channel:
         """Return the shared channel for calls beside the link, to the coordinator that answered last.
 
         A change of the credentials or the address makes a new channel; calls on the previous channel may end
         by themselves. Raises as ``channel`` does.
         """
         async with self._making:
-            wanted = (self.addresses.answering, self._version())
-            if self._kept is None or self._kept_for != wanted:
-                before, self._kept = self._kept, await self.channel(wanted[0])
-                self._kept_for = wanted
+            target = (self.addresses.answering, self._version())
+            if self._shared_channel is None or self._shared_target != target:
+                before, self._shared_channel = self._shared_channel, await self.channel(target[0])
+                self._shared_target = target
                 if before is not None:
-                    self._leave(before)
-            return self._kept
+                    self._retire(before)
+            return self._shared_channel
 
-    def _leave(self, channel: grpc.aio.Channel) -> None:
+    def _retire(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.create_task(channel.close(PARTING_SECONDS))
-        self._left[task] = channel
-        task.add_done_callback(lambda done: self._left.pop(done, None))
+        self._retired[task] = channel
+        task.add_done_callback(lambda closed: self._retired.pop(closed, None))
 
     async def close(self) -> None:
         """Close the shared channel and its predecessors."""
-        left, channels = list(self._left), list(self._left.values())
-        for task in left:
+        tasks, channels = list(self._retired), list(self._retired.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        if self._kept is not None:
-            channels.append(self._kept)
-            self._kept = None
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._shared_channel is not None:
+            channels.append(self._shared_channel)
+            self._shared_channel = None
         for channel in channels:
             await channel.close()
 
@@ -202,12 +202,12 @@ class Backoff:
         return self._retry.patient * self._random.uniform(0.5, 1.0)
 
 
-async def pinned_anchor(address: Address, words: JoinWords, now: float) -> bytes:
+async def pinned_anchor(address: Address, token: JoinToken, now: float) -> bytes:
     """Fetch the one anchor that the token names, in PEM, from the server at the address.
 
     Raises PermissionRefused (another pool's coordinator, or a clock that is wrong), Unavailable, TimedOut.
     """
-    trust = await _asked(address)
+    trust = await _trust_of(address)
     offset = now - trust.now
     if not abs(offset) <= TOLERANCE_SECONDS:
         raise PermissionRefused(
@@ -216,7 +216,7 @@ async def pinned_anchor(address: Address, words: JoinWords, now: float) -> bytes
             hint="set the clock that is wrong, best on both machines by NTP: `timedatectl set-ntp true`",
         )
     for certificate in _certificates(trust.anchors):
-        if digest_of(certificate) == words.digest:
+        if digest_of(certificate) == token.digest:
             return pem_of(certificate)
     raise PermissionRefused(
         f"who answers at {address} is not the coordinator for which this token was made "
@@ -233,7 +233,7 @@ def _certificates(pem: bytes) -> list[x509.Certificate]:
         return []
 
 
-async def _asked(address: Address) -> pool_pb2.Trust:
+async def _trust_of(address: Address) -> pool_pb2.Trust:
     try:
         async with (
             asyncio.timeout(CONTACT_SECONDS),

@@ -27,7 +27,7 @@ from gpushared.pool.trust.assertions import Asserter
 from gpushared.pool.trust.authority import key_pem, new_key
 from gpushared.pool.trust.certificates import ASSERTION_KEY_OID, Address, read_address, read_node_certificate
 from gpushared.pool.trust.people import coordinator_host, node_name
-from gpushared.pool.trust.token_records import JoinWords, read_join_token
+from gpushared.pool.trust.token_records import JoinToken, read_join_token
 
 log = logging.getLogger(__name__)
 
@@ -165,23 +165,23 @@ class Enrolment:
         Raises RequestError, PermissionRefused, StateConflict, Unavailable, TimedOut.
         """
         addresses = tuple(map(read_address, divided(where) or (where,)))
-        words, node = read_join_token(token), node_name(name)
+        join_token, node = read_join_token(token), node_name(name)
         async with self._turn:
             if self._membership is not None:
                 raise StateConflict(
                     f"this node is in the pool {self._membership.pool} already, as {self._membership.node}",
                     hint="to join another one, or this one anew: gpushare node leave",
                 )
-            keys = self._keys_for(words)
+            keys = self._keys_for(join_token)
             address, answer = await self._first(
-                addresses, lambda address: self._signed(address, words, node, keys)
+                addresses, lambda address: self._signed(address, join_token, node, keys)
             )
             working_first = (address, *addresses)
             membership = Membership(
-                pool=words.pool,
+                pool=join_token.pool,
                 node=node,
                 address=joined(map(str, working_first)),
-                node_address=joined(str(one.at(answer.node_port)) for one in working_first),
+                node_address=joined(str(address.at(answer.node_port)) for address in working_first),
                 joined_at=self._now(),
                 generation=answer.trust.generation,
                 anchors=answer.trust.anchors.decode(),
@@ -194,9 +194,9 @@ class Enrolment:
         log.info("joined pool=%s node=%s", membership.pool, membership.node)
         return membership
 
-    def _keys_for(self, words: JoinWords) -> _Keys:
-        if self._begun is None or self._begun.token != str(words):
-            self._begun = _Keys(str(words), new_key(), Ed25519PrivateKey.generate())
+    def _keys_for(self, token: JoinToken) -> _Keys:
+        if self._begun is None or self._begun.token != str(token):
+            self._begun = _Keys(str(token), new_key(), Ed25519PrivateKey.generate())
         return self._begun
 
     async def _first(
@@ -219,14 +219,14 @@ class Enrolment:
         raise Unavailable("; ".join(error.message for error in errors), hint=errors[0].hint)
 
     async def _signed(
-        self, address: Address, words: JoinWords, node: str, keys: _Keys
+        self, address: Address, token: JoinToken, node: str, keys: _Keys
     ) -> pool_pb2.SignAnswer:
-        anchor = await pinned_anchor(address, words, self._now())
+        anchor = await pinned_anchor(address, token, self._now())
         request = pool_pb2.SignRequest(
-            node=node, csr=make_csr(keys.key, keys.assertion_key), token=str(words), now=self._now()
+            node=node, csr=make_csr(keys.key, keys.assertion_key), token=str(token), now=self._now()
         )
         credentials = grpc.ssl_channel_credentials(anchor)
-        async with _channel(str(address), credentials, words.pool) as channel:
+        async with _channel(str(address), credentials, token.pool) as channel:
             answer = await _call(pool_pb2_grpc.JoinStub(channel).Sign, request, str(address))
         _check_answer(answer, node)
         return answer
@@ -379,10 +379,10 @@ async def _call(
 def _check_answer(answer: pool_pb2.SignAnswer, node: str) -> None:
     """Check that a trusted coordinator answered this request and no other. Raises Unavailable."""
     _check_anchors(answer.trust.anchors)
-    said = read_node_certificate(answer.certificate).node
-    if said != node:
+    signed_node = read_node_certificate(answer.certificate).node
+    if signed_node != node:
         raise Unavailable(
-            f"the coordinator signed for {said}, not for {node}", hint="are the versions the same?"
+            f"the coordinator signed for {signed_node}, not for {node}", hint="are the versions the same?"
         )
 
 

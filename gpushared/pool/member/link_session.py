@@ -281,14 +281,14 @@ class Session:
         self._mailbox.put((link_pb2.OutboxJob, job), lambda: self._outbox_job(job, old=old))
 
     def _outbox_job(self, job: JobId, *, old: bool) -> link_pb2.Up | None:
-        kept = self._outbox.job(job)
-        if kept is None:
+        entry = self._outbox.job(job)
+        if entry is None:
             return None
-        spec = codec.spec_bytes(kept.spec)
+        spec = codec.spec_bytes(entry.spec)
         assertion = self._outbox.vouch(job, codec.job_digest(job, spec))
         return link_pb2.Up(
             job=link_pb2.OutboxJob(
-                job_id=job, spec=spec, held=kept.held, priority=kept.priority, old=old, assertion=assertion
+                job_id=job, spec=spec, held=entry.held, priority=entry.priority, old=old, assertion=assertion
             )
         )
 
@@ -359,17 +359,17 @@ class Session:
     async def _end_when_silent(self) -> None:
         while True:
             limit = self._timing.silence_limit(self._heartbeats.seconds, has_others=self._has_others())
-            left = limit - self._heartbeats.silent_seconds()
-            if left <= 0:
+            remaining_seconds = limit - self._heartbeats.silent_seconds()
+            if remaining_seconds <= 0:
                 raise TimedOut(f"the coordinator acknowledged nothing for {limit:.0f} s")
-            await asyncio.sleep(left)
+            await asyncio.sleep(remaining_seconds)
 
     async def _pause(self, until: float) -> None:
         """Wait until then, or until facts change."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(min(self._timing.news, until - now()))
-        while (left := until - now()) > 0 and not self._heartbeats.has_news(self._facts):
-            if await self._facts.changed(left):
+        while (remaining_seconds := until - now()) > 0 and not self._heartbeats.has_news(self._facts):
+            if await self._facts.changed(remaining_seconds):
                 await asyncio.sleep(self._timing.settle)
 
     def _make_beat(self) -> link_pb2.Up:

@@ -154,7 +154,7 @@ def free_of(state: NodeState, coordinator: str) -> HeartbeatReport:
     The report names only attempts of ``coordinator``.
     """
     troubles = [(gpu.id, gpu.trouble) for gpu in state.effective_gpus()]
-    strays = [(gpu, _in_steps(held)) for gpu, held in sorted(state.stray_bytes.items()) if held > 0]
+    strays = [(gpu, _in_steps(size)) for gpu, size in sorted(state.stray_bytes.items()) if size > 0]
     return HeartbeatReport(
         holdings=tuple(_holding(lease, coordinator) for lease in state.holders()),
         stray_bytes=tuple(strays),
@@ -174,5 +174,5 @@ def _holding(lease: Lease, coordinator: str) -> Holding:
     )
 
 
-def _in_steps(held: int) -> int:
-    return -(-held // STRAY_STEP_BYTES) * STRAY_STEP_BYTES
+def _in_steps(size: int) -> int:
+    return -(-size // STRAY_STEP_BYTES) * STRAY_STEP_BYTES

@@ -140,20 +140,19 @@ class Outbox:
         """
         async with self._turn:
             new = [(job, spec) for job, spec in jobs if job not in self._records]
-            kept = [record for record in self._records.values() if not record.over]
-            if len(kept) + len(new) > MAX_KEPT:
+            unfinished = [record for record in self._records.values() if not record.over]
+            if len(unfinished) + len(new) > MAX_KEPT:
                 raise LimitReached(f"this node keeps {MAX_KEPT} jobs for the pool already", hint="try later")
-            if sum(record.principal == principal for record in kept) + len(new) > MAX_KEPT_OF_ONE:
+            if sum(record.principal == principal for record in unfinished) + len(new) > MAX_KEPT_OF_ONE:
                 raise LimitReached(
                     f"this node keeps {MAX_KEPT_OF_ONE} jobs of {principal} for the pool already",
                     hint="wait for some of them, or cancel some",
                 )
-            _check_names([spec for _, spec in new], principal, kept)
+            _check_names([spec for _, spec in new], principal, unfinished)
             records = [
-                OutboxRecord(job, self._next + place, spec, held, priority, principal, groups, self._now())
-                for place, (job, spec) in enumerate(new)
+                OutboxRecord(job, number, spec, held, priority, principal, groups, self._now(), holder=holder)
+                for number, (job, spec) in enumerate(new, start=self._next)
             ]
-            records = [replace(record, holder=holder) for record in records]
             await self._keep(records)
             self._next += len(records)
         if self.sender is not None:
@@ -194,9 +193,10 @@ class Outbox:
 
     def attended(self) -> list[OutboxRecord]:
         """Return the records that are not over and for which a known process waits."""
-        found = [self._records[job] for job in self._attended if job in self._records]
-        self._attended = {record.job for record in found if not record.over}
-        return [record for record in found if not record.over]
+        records = (self._records[job] for job in self._attended if job in self._records)
+        attended = [record for record in records if not record.over]
+        self._attended = {record.job for record in attended}
+        return attended
 
     async def changed(self, job: JobId, timeout_seconds: float) -> bool:
         """Wait until the job's record changes; return False if the time ends first."""
@@ -250,8 +250,12 @@ class Outbox:
             record = self._records.get(job)
             if record is None or (refusal is not None and record.taken):
                 return
-            kept = None if refusal is None else PoolRefusal(refusal.code, refusal.message, refusal.hint)
-            await self._keep([replace(record, taken=kept is None, refused=kept, over=kept is not None)])
+            if refusal is None:
+                newer = replace(record, taken=True, refused=None, over=False)
+            else:
+                pool_refusal = PoolRefusal(refusal.code, refusal.message, refusal.hint)
+                newer = replace(record, taken=False, refused=pool_refusal, over=True)
+            await self._keep([newer])
         # The pool may have received the cancellation first, when it did not know the job yet.
         if self.sender is not None and job in self.cancels():
             self.sender.cancel(job)
@@ -286,7 +290,7 @@ class Outbox:
     # --- keeping ---------------------------------------------------------------------------------------
 
     async def _keep(self, records: Sequence[OutboxRecord]) -> None:
-        steps: list[Changes] = [{OUTBOX + one.job: to_json(OutboxRecord, one).encode()} for one in records]
+        steps: list[Changes] = [{OUTBOX + each.job: to_json(OutboxRecord, each).encode()} for each in records]
         written: list[str] = []
         try:
             for chunk in cut([[step] for step in steps]):
@@ -296,8 +300,8 @@ class Outbox:
                 written += puts
         except GpushareError:
             gone = [key for key in written if JobId(key.removeprefix(OUTBOX)) not in self._records]
-            for place in range(0, len(gone), 100):
-                await self._write({}, tuple(gone[place : place + 100]))
+            for first in range(0, len(gone), 100):
+                await self._write({}, tuple(gone[first : first + 100]))
             raise
         for record in records:
             self._records[record.job] = record
@@ -306,7 +310,8 @@ class Outbox:
             self._wake(record.job)
 
     async def _forget_oldest(self) -> None:
-        over = sorted((one for one in self._records.values() if one.over), key=lambda one: one.updated_at)
+        over = [record for record in self._records.values() if record.over]
+        over.sort(key=lambda record: record.updated_at)
         for record in over[: max(0, len(over) - MAX_OVER)]:
             await self._write({}, (OUTBOX + record.job,))
             del self._records[record.job]
@@ -316,27 +321,27 @@ class Outbox:
             event.set()
 
 
-def _check_names(specs: Sequence[JobSpec], principal: str, kept: Sequence[OutboxRecord]) -> None:
+def _check_names(specs: Sequence[JobSpec], principal: str, unfinished: Sequence[OutboxRecord]) -> None:
     """Raises StateConflict if a kept job has the name of a new one; the check also works without the pool."""
     names = {spec.name for spec in specs if spec.name}
     if not names:
         return
-    for record in kept:
+    for record in unfinished:
         if record.spec.name in names and record.principal == principal:
             raise name_taken(record.spec.name, record.job)
 
 
 def refusal_of(record: OutboxRecord) -> GpushareError | None:
     """Return the error with which the pool refused the job, or None if it did not."""
-    kept = record.refused
-    return None if kept is None else refused(kept.code, kept.message, kept.hint)
+    refusal = record.refused
+    return None if refusal is None else refused(refusal.code, refusal.message, refusal.hint)
 
 
 def _read(records: Mapping[str, bytes]) -> list[OutboxRecord]:
-    found: list[OutboxRecord] = []
+    readable: list[OutboxRecord] = []
     for key, value in records.items():
         try:
-            found.append(from_json(OutboxRecord, value))
+            readable.append(from_json(OutboxRecord, value))
         except RecordError as error:
             log.warning("the outbox's record %s cannot be read and stays as it is: %s", key, error)
-    return found
+    return readable

@@ -148,7 +148,7 @@ class TunnelEndpoints:
             of_user = sum(uid == caller.uid for _, _, _, uid in self._endpoints)
             if len(self._endpoints) >= MAX_ENDPOINTS or of_user >= MAX_ENDPOINTS_PER_USER:
                 raise LimitReached("too many jobs elsewhere are reached from this node", hint="try later")
-            endpoint = self._endpoints[key] = self._made(key, caller)
+            endpoint = self._endpoints[key] = self._make_endpoint(key, caller)
         endpoint.used_at = asyncio.get_running_loop().time()
         self._prepare(endpoint)
         return str(endpoint.path)
@@ -159,7 +159,7 @@ class TunnelEndpoints:
         self._endpoints.clear()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    def _made(self, key: _Key, caller: Caller) -> _Endpoint:
+    def _make_endpoint(self, key: _Key, caller: Caller) -> _Endpoint:
         job, attempt, rank, uid = key
         self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         tried, part = f"@{attempt}" if attempt else "", f".{rank}" if rank else ""

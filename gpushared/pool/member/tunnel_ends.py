@@ -84,34 +84,34 @@ class TunnelEnds:
         self._tasks = TaskSet()
         self._connections: dict[str, _GateConnection] = {}
         """Hold the connections by the secret names that their openers gave them."""
-        self._kept = KeptBytes()
+        self._kept_bytes = KeptBytes()
 
-    def open(self, wanted: link_pb2.OpenTunnel) -> None:
+    def open(self, request: link_pb2.OpenTunnel) -> None:
         """Start to serve the tunnel, and return at once."""
-        self._tasks.start(self._serve(wanted))
+        self._tasks.start(self._serve(request))
 
     async def close(self) -> None:
         await self._tasks.cancel()
 
-    async def _serve(self, wanted: link_pb2.OpenTunnel) -> None:
+    async def _serve(self, request: link_pb2.OpenTunnel) -> None:
         try:
             call = _called(await self._channel())
             try:
-                await self._join(wanted, call)
+                await self._join(request, call)
             finally:
                 call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, GpushareError) as error:
-            log.info("tunnel of job=%s ended: %s", wanted.job_id, error)
+            log.info("tunnel of job=%s ended: %s", request.job_id, error)
 
-    async def _join(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
+    async def _join(self, request: link_pb2.OpenTunnel, call: Call) -> None:
         try:
-            account = await self._account_for(wanted)
-            sock = None if wanted.HasField("received") else self._connected(wanted, account)
+            account = await self._account_for(request)
+            sock = None if request.HasField("received") else self._connected(request, account)
         except GpushareError as error:
-            self._on_tunnel(wanted, error)
+            self._on_tunnel(request, error)
             await call.write(
                 link_pb2.TunnelData(
-                    tunnel_id=wanted.tunnel_id,
+                    tunnel_id=request.tunnel_id,
                     error_code=error.code,
                     error_message=error.message,
                     error_hint=error.hint,
@@ -119,68 +119,70 @@ class TunnelEnds:
             )
             await _part(call)
             return
-        self._on_tunnel(wanted, None)
-        await call.write(link_pb2.TunnelData(tunnel_id=wanted.tunnel_id))
+        self._on_tunnel(request, None)
+        await call.write(link_pb2.TunnelData(tunnel_id=request.tunnel_id))
         if sock is None:
-            await self._take_up(wanted, call)
-        elif wanted.stream_id:
-            stream = TunnelStream(sock, opened_here=False, is_kept_there=True, kept=self._kept)
-            made = _GateConnection(stream, _whose(wanted))
-            self._connections[wanted.stream_id] = made
-            await self._look_after(wanted, call, made)
+            await self._take_up(request, call)
+        elif request.stream_id:
+            stream = TunnelStream(sock, opened_here=False, is_kept_there=True, kept_bytes=self._kept_bytes)
+            connection = _GateConnection(stream, _whose(request))
+            self._connections[request.stream_id] = connection
+            await self._look_after(request, call, connection)
         else:
             await self._pass_on(call, sock)
 
-    def _connected(self, wanted: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
-        if wanted.stream_id in self._connections:
+    def _connected(self, request: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
+        if request.stream_id in self._connections:
             raise RequestError("a connection of that name is there", hint="each connection has its own")
-        return self._connect_as(account, partial(self._is_away, wanted.stream_id))
+        return self._connect_as(account, partial(self._is_away, request.stream_id))
 
     def _is_away(self, stream_id: str) -> bool:
         """Return True if no call has come for a connection though the link has been up for long.
 
         Without the link no client can show that it waits.
         """
-        known = self._connections.get(stream_id)
-        if known is None:
+        connection = self._connections.get(stream_id)
+        if connection is None:
             return False
-        return min(known.stream.seconds_alone(), self._linked_seconds()) >= AWAY_SECONDS
+        return min(connection.stream.seconds_alone(), self._linked_seconds()) >= AWAY_SECONDS
 
     # --- a connection that outlives its calls --------------------------------------------------------------
 
-    async def _take_up(self, wanted: link_pb2.OpenTunnel, call: Call) -> None:
+    async def _take_up(self, request: link_pb2.OpenTunnel, call: Call) -> None:
         """Resume a connection, or answer that it is over."""
-        known = self._connections.get(wanted.stream_id)
-        if known is None or known.whose != _whose(wanted):
+        connection = self._connections.get(request.stream_id)
+        if connection is None or connection.whose != _whose(request):
             await CallCarrier(call, link_pb2.TunnelData).write(over=True)
             await _part(call)
             return
-        before, known.task = known.task, asyncio.current_task()
+        before, connection.task = connection.task, asyncio.current_task()
         if before is not None:
             before.cancel()
             await asyncio.gather(before, return_exceptions=True)
-        await self._look_after(wanted, call, known)
+        await self._look_after(request, call, connection)
 
-    async def _look_after(self, wanted: link_pb2.OpenTunnel, call: Call, known: _GateConnection) -> None:
+    async def _look_after(
+        self, request: link_pb2.OpenTunnel, call: Call, connection: _GateConnection
+    ) -> None:
         """Carry the connection by this call, then keep it until it is over or another call resumes it."""
-        known.task = asyncio.current_task()
+        connection.task = asyncio.current_task()
         try:
             with suppress(*CALL_ERRORS):
                 carrier = CallCarrier(call, link_pb2.TunnelData)
-                await carrier.write(received=known.stream.received)
-                await known.stream.carry(carrier, wanted.received)
-                if known.stream.is_over:
+                await carrier.write(received=connection.stream.received)
+                await connection.stream.carry(carrier, request.received)
+                if connection.stream.is_over:
                     await carrier.write(over=True)
-            if known.stream.is_over:
+            if connection.stream.is_over:
                 await _part(call)
-            elif known.stream.received:  # else the gate has received no request yet
+            elif connection.stream.received:  # else the gate has received no request yet
                 call.cancel()
-                log.info("tunnel of job=%s broke, and is kept for another call", wanted.job_id)
-                await _until_given_up(known.stream)
+                log.info("tunnel of job=%s broke, and is kept for another call", request.job_id)
+                await _until_given_up(connection.stream)
         finally:
-            if known.task is asyncio.current_task():
-                del self._connections[wanted.stream_id]
-                await known.stream.close()
+            if connection.task is asyncio.current_task():
+                del self._connections[request.stream_id]
+                await connection.stream.close()
 
     # --- a connection that ends with its call --------------------------------------------------------------
 
@@ -203,38 +205,38 @@ class TunnelEnds:
 
     # --- the account ---------------------------------------------------------------------------------------
 
-    async def _account_for(self, wanted: link_pb2.OpenTunnel) -> Caller:
-        """Return the account of the wanted attempt here.
+    async def _account_for(self, request: link_pb2.OpenTunnel) -> Caller:
+        """Return the account of the requested attempt here.
 
         Raises NotFound, PermissionRefused, LimitReached, Unavailable or TimedOut.
         """
         if len(self._tasks) > MAX_TUNNELS:
             raise LimitReached("this node has too many tunnels open", hint="close some attached clients")
-        attempt = self._attempt_of(AttemptKey(JobId(wanted.job_id), wanted.attempt))
+        attempt = self._attempt_of(AttemptKey(JobId(request.job_id), request.attempt))
         if attempt is None or attempt.spec is None or attempt.account is None:
             raise NotFound(
-                f"job {wanted.job_id} has nothing on this node",
-                hint=f"where it is: gpushare why {wanted.job_id}",
+                f"job {request.job_id} has nothing on this node",
+                hint=f"where it is: gpushare why {request.job_id}",
             )
-        if wanted.person != attempt.spec.owner.person and not wanted.admin:
+        if request.person != attempt.spec.owner.person and not request.admin:
             raise PermissionRefused(
-                f"job {wanted.job_id} is not {wanted.person}'s", hint="only its owner and admins reach it"
+                f"job {request.job_id} is not {request.person}'s", hint="only its owner and admins reach it"
             )
-        if wanted.admin and wanted.person != attempt.spec.owner.person:
-            log.warning("admin=%s reaches the containers of %s", wanted.person, attempt.account.name)
+        if request.admin and request.person != attempt.spec.owner.person:
+            log.warning("admin=%s reaches the containers of %s", request.person, attempt.account.name)
         # The owner may have lost the account since; a job's record gives no right to the account.
         account = await self._account_of(attempt.spec.owner)
         if account.uid != attempt.account.uid:
             raise PermissionRefused(
-                f"{wanted.person} is {account.name} on this node now, and job {wanted.job_id} ran as "
+                f"{request.person} is {account.name} on this node now, and job {request.job_id} ran as "
                 f"{attempt.account.name}",
                 hint="ask the node's admin, who sees [pool.accounts] there",
             )
         return account
 
 
-def _whose(wanted: link_pb2.OpenTunnel) -> tuple[str, AttemptKey]:
-    return wanted.person, AttemptKey(JobId(wanted.job_id), wanted.attempt)
+def _whose(request: link_pb2.OpenTunnel) -> tuple[str, AttemptKey]:
+    return request.person, AttemptKey(JobId(request.job_id), request.attempt)
 
 
 async def _part(call: Call) -> None:

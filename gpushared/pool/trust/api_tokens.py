@@ -15,7 +15,7 @@ from gpushared.domain.model.errors import LimitReached, NotFound, PermissionRefu
 from gpushared.domain.model.units import shown
 from gpushared.pool.trust.token_records import (
     ApiRecord,
-    ApiWords,
+    ApiToken,
     Scope,
     StoredToken,
     TokenRecords,
@@ -47,7 +47,7 @@ class ApiTokens:
 
     def __init__(self, store: JobStore, epoch: Callable[[], int]) -> None:
         self._records = TokenRecords(store, epoch, PREFIX, ApiRecord.read)
-        self._known: dict[str, StoredToken[ApiRecord]] = {}
+        self._tokens: dict[str, StoredToken[ApiRecord]] = {}
         self._used: dict[str, float] = {}
 
     async def load(self) -> None:
@@ -55,7 +55,7 @@ class ApiTokens:
 
         Call this before the first request, and again when another coordinator may have written.
         """
-        self._known = await self._records.all()
+        self._tokens = await self._records.all()
 
     async def make(
         self,
@@ -67,19 +67,19 @@ class ApiTokens:
         valid_seconds: int = 0,
         description: str = "",
         admins: frozenset[str] = frozenset(),
-    ) -> tuple[ApiWords, ApiRecord]:
-        """Make a token; return its secret words, shown only now, and the record that the pool keeps.
+    ) -> tuple[ApiToken, ApiRecord]:
+        """Make a token; return the token, shown only now, and the record that the pool keeps.
 
         Raises RequestError, LimitReached.
         """
         chosen = _scopes(scopes)
         _check(person, chosen, admins, valid_seconds, description)
-        if len(self._known) >= MAX_TOKENS:
+        if len(self._tokens) >= MAX_TOKENS:
             raise LimitReached(f"there are {MAX_TOKENS} API tokens already", hint="revoke some, or wait")
-        words = ApiWords(new_id(), new_secret())
+        token = ApiToken(new_id(), new_secret())
         record = ApiRecord(
-            id=words.id,
-            hashed=hash_of(words.secret),
+            id=token.id,
+            hashed=hash_of(token.secret),
             person=person,
             scopes=chosen,
             created_at=now,
@@ -87,52 +87,49 @@ class ApiTokens:
             description=description,
             made_by=by,
         )
-        self._known[record.id] = await self._records.put(record, 0)
-        return words, record
+        self._tokens[record.id] = await self._records.put(record, 0)
+        return token, record
 
-    def recognise(self, words: ApiWords, now: float) -> ApiRecord:
-        """Return the record of the token that these words name. Raises PermissionRefused."""
-        kept = self._known.get(words.id)
-        if kept is None or not matches(words.secret, kept.record.hashed):
+    def recognise(self, token: ApiToken, now: float) -> ApiRecord:
+        """Return the record of this token. Raises PermissionRefused."""
+        stored = self._tokens.get(token.id)
+        if stored is None or not matches(token.secret, stored.record.hashed):
             raise PermissionRefused("this API token is not known here", hint=f"is it of this pool? {_NEW}")
-        if (problem := self.problem(words.id, now)) is not None:
-            raise problem
-        self._used[words.id] = now
-        return kept.record
+        return self.record(token.id, now)
 
     def record(self, token_id: str, now: float) -> ApiRecord:
         """Return the record of a token that was recognised before. Raises PermissionRefused."""
         if (problem := self.problem(token_id, now)) is not None:
             raise problem
         self._used[token_id] = now
-        return self._known[token_id].record
+        return self._tokens[token_id].record
 
     def problem(self, token_id: str, now: float) -> PermissionRefused | None:
         """Return the fault of a token that was recognised before, or None if the token has none."""
-        kept = self._known.get(token_id)
-        if kept is None or kept.record.revoked_at is not None:
+        stored = self._tokens.get(token_id)
+        if stored is None or stored.record.revoked_at is not None:
             return PermissionRefused(f"the API token {token_id} was revoked", hint=_NEW)
-        if now >= kept.record.expires_at:
-            ago = f"{now - kept.record.expires_at:.0f} s ago"
+        if now >= stored.record.expires_at:
+            ago = f"{now - stored.record.expires_at:.0f} s ago"
             return PermissionRefused(f"the API token {token_id} expired {ago}", hint=_NEW)
         return None
 
     async def note_use(self) -> None:
         """Store the times of last use that are newer than the stored ones by ``NOTE_USE_SECONDS`` or more."""
         for token_id, at in list(self._used.items()):
-            kept = self._known.get(token_id)
-            if kept is not None and at - (kept.record.used_at or 0.0) >= NOTE_USE_SECONDS:
+            stored = self._tokens.get(token_id)
+            if stored is not None and at - (stored.record.used_at or 0.0) >= NOTE_USE_SECONDS:
                 await self._change(token_id, functools.partial(_used_at, at=at))
 
     async def all(self, now: float) -> list[ApiRecord]:
         """Return all tokens, the newest first, and delete the tokens that expired long ago."""
-        for token_id, kept in list(self._known.items()):
-            if kept.record.expires_at + KEPT_SECONDS < now:
-                await self._records.delete(kept.record, kept.revision)
-                self._known.pop(token_id, None)
+        for token_id, stored in list(self._tokens.items()):
+            if stored.record.expires_at + KEPT_SECONDS < now:
+                await self._records.delete(stored.record, stored.revision)
+                self._tokens.pop(token_id, None)
                 self._used.pop(token_id, None)
-        records = [self._with_use(kept.record) for kept in self._known.values()]
-        return sorted(records, key=lambda one: (-one.created_at, one.id))
+        records = [self._with_use(stored.record) for stored in self._tokens.values()]
+        return sorted(records, key=lambda record: (-record.created_at, record.id))
 
     def _with_use(self, record: ApiRecord) -> ApiRecord:
         return replace(record, used_at=self._used.get(record.id, record.used_at))
@@ -142,36 +139,36 @@ class ApiTokens:
 
         Raises NotFound.
         """
-        if token_id not in self._known:
+        if token_id not in self._tokens:
             raise NotFound(
                 f"there is no API token {shown(token_id)}", hint="`gpushare pool tokens` lists them"
             )
-        await self._change(token_id, lambda one: replace(one, revoked_at=now))
+        await self._change(token_id, lambda record: replace(record, revoked_at=now))
         return f"API token {token_id} is revoked: from now on it is refused"
 
     async def _change(self, token_id: str, changed: Callable[[ApiRecord], ApiRecord]) -> None:
-        kept = self._known[token_id]
+        stored = self._tokens[token_id]
         try:
-            self._known[token_id] = await self._records.put(changed(kept.record), kept.revision)
+            self._tokens[token_id] = await self._records.put(changed(stored.record), stored.revision)
         except Conflict:
             # Another write of this process changed the record at the same time: apply the change to the newer
             # record.
             newer = await self._records.find(token_id)
             if newer is None:
-                self._known.pop(token_id, None)
+                self._tokens.pop(token_id, None)
                 return
-            self._known[token_id] = await self._records.put(changed(newer.record), newer.revision)
+            self._tokens[token_id] = await self._records.put(changed(newer.record), newer.revision)
 
 
 def _used_at(record: ApiRecord, at: float) -> ApiRecord:
     return replace(record, used_at=at)
 
 
-def _scopes(words: Sequence[str]) -> tuple[Scope, ...]:
-    if not words:
+def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    if not names:
         return DEFAULT_SCOPES
     try:
-        return tuple(sorted({Scope(word) for word in words}))
+        return tuple(sorted({Scope(name) for name in names}))
     except ValueError as error:
         raise RequestError(
             f"there is no such scope: {error}", hint=f"there are: {', '.join(Scope)}"

@@ -91,10 +91,10 @@ class Asserter:
 
 def _fitting(groups: Sequence[str]) -> list[str]:
     """Return as many groups as fit into the assertion; being in fewer groups never allows more."""
-    left, fitting = MAX_GROUPS_BYTES, []
+    remaining_bytes, fitting = MAX_GROUPS_BYTES, []
     for group in groups[:MAX_GROUPS]:
-        left -= len(json.dumps(group)) + 1
-        if left >= 0:
+        remaining_bytes -= len(json.dumps(group)) + 1
+        if remaining_bytes >= 0:
             fitting.append(group)
     return fitting
 
@@ -207,19 +207,19 @@ class Nonces:
             raise PermissionRefused(
                 f"the word of node {node} for its user is refused: its nonce is none", hint="ask again"
             )
-        known = self._until[node]
-        if len(known) >= self._per_node or self._count >= self._in_all:
+        nonces = self._until[node]
+        if len(nonces) >= self._per_node or self._count >= self._in_all:
             self._sweep(now)
-            known = self._until[node]
-        if nonce in known:
+            nonces = self._until[node]
+        if nonce in nonces:
             raise PermissionRefused(
                 f"the word of node {node} for its user was used before", hint="each is good for one request"
             )
-        if len(known) >= self._per_node or self._count >= self._in_all:
+        if len(nonces) >= self._per_node or self._count >= self._in_all:
             raise LimitReached(
                 f"node {node} speaks for its users too often", hint="ask again in a minute or two"
             )
-        known[nonce] = until
+        nonces[nonce] = until
         self._count += 1
 
     def _sweep(self, now: float) -> None:
@@ -228,8 +228,8 @@ class Nonces:
             return
         self._swept_at = now
         for node in list(self._until):
-            kept = {nonce: until for nonce, until in self._until[node].items() if until > now}
-            self._until[node] = kept
-            if not kept:
+            unexpired = {nonce: until for nonce, until in self._until[node].items() if until > now}
+            self._until[node] = unexpired
+            if not unexpired:
                 del self._until[node]
         self._count = sum(map(len, self._until.values()))

@@ -124,11 +124,11 @@ class Authority:
         """Return the anchors with their keys, which are secret."""
         anchors = [
             {
-                "number": one.number,
-                "certificate": certificates.pem_of(one.certificate).decode(),
-                "key": key_pem(one.key).decode(),
+                "number": anchor.number,
+                "certificate": certificates.pem_of(anchor.certificate).decode(),
+                "key": key_pem(anchor.key).decode(),
             }
-            for one in self._anchors
+            for anchor in self._anchors
         ]
         return json.dumps({"pool": self.pool, "generation": self.generation, "anchors": anchors}).encode()
 
@@ -149,8 +149,8 @@ class Authority:
             fields = json.loads(content)
             pool, generation = str(fields["pool"]), int(fields["generation"])
             anchors = [
-                _anchor_of(int(one["number"]), one["certificate"].encode(), one["key"].encode())
-                for one in fields["anchors"]
+                _anchor_of(int(entry["number"]), entry["certificate"].encode(), entry["key"].encode())
+                for entry in fields["anchors"]
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             hint = "restore a backup of the store"
@@ -160,10 +160,11 @@ class Authority:
                 f"the authority in the store is of the pool {pool}, and the one here of {self.pool}",
                 hint="is it the right [store] prefix?",
             )
-        for one in anchors:
-            write_private(_key_path(self._folder, one.number), key_pem(one.key))
-            write_private(_certificate_path(self._folder, one.number), certificates.pem_of(one.certificate))
-        dropped = {one.number for one in self._anchors} - {one.number for one in anchors}
+        for anchor in anchors:
+            write_private(_key_path(self._folder, anchor.number), key_pem(anchor.key))
+            certificate = certificates.pem_of(anchor.certificate)
+            write_private(_certificate_path(self._folder, anchor.number), certificate)
+        dropped = {anchor.number for anchor in self._anchors} - {anchor.number for anchor in anchors}
         self._trust(generation, anchors)
         for number in dropped:
             _key_path(self._folder, number).unlink(missing_ok=True)

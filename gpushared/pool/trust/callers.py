@@ -140,8 +140,7 @@ class Callers:
 
         Raises PermissionRefused. ``message`` is the request, or the first message of a stream.
         """
-        auth = context.auth_context()
-        if _first(auth, "x509_pem_cert"):
+        if _first(context.auth_context(), "x509_pem_cert"):
             node = self.node_of(context)
             signed = _metadata(context, ASSERTION_METADATA)
             if not isinstance(signed, bytes):
@@ -150,7 +149,7 @@ class Callers:
                     hint="ask the node's own daemon; it adds its signed word",
                 )
             return self.asserted(node, signed, request_digest(message))
-        if _first(auth, "transport_security_type") == b"ssl":
+        if _is_remote(context):
             return self._bearer(_metadata(context, AUTHORIZATION))
         if self._authenticator is None:
             raise PermissionRefused(
@@ -359,14 +358,13 @@ class Callers:
 
     async def _asker(self, caller: PoolCaller | None, context: Context[Any, Any]) -> Asker:
         """Return the name for the audit. An unidentified caller gets the name of its node or address."""
-        auth = context.auth_context()
-        if _first(auth, "transport_security_type") != b"ssl":
+        if not _is_remote(context):
             return (
                 Asker(NOBODY_HERE, "")
                 if self._authenticator is None
                 else await self._authenticator.asker_of(context)
             )
-        host = host_of(context.peer())
+        host, auth = host_of(context.peer()), context.auth_context()
         if _first(auth, "x509_pem_cert"):
             node = _node_in(auth) or host
             return Asker(NOBODY_HERE, caller.owner.principal if caller else node, note=f"by {node}")

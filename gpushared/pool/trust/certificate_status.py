@@ -86,7 +86,7 @@ class SignatureLog:
 
     def realms_in_use(self) -> dict[str, NodeName]:
         """Return the realms given to nodes besides their own names, each with one of the nodes."""
-        return {realm: one.node for one in self._members.values() for realm in sorted(one.realms)}
+        return {realm: member.node for member in self._members.values() for realm in sorted(member.realms)}
 
     def is_revoked(self, certificate: NodeCertificate) -> bool:
         """Return True if the certificate is revoked.
@@ -96,9 +96,9 @@ class SignatureLog:
         """
         if certificate.serial in self._revoked:
             return True
-        known = certificate.serial in self._serials.get(certificate.node, ())
+        is_recorded = certificate.serial in self._serials.get(certificate.node, ())
         revoked_at = self._revoked_at.get(certificate.node)
-        return not known and revoked_at is not None and certificate.issued_at <= revoked_at
+        return not is_recorded and revoked_at is not None and certificate.issued_at <= revoked_at
 
     # --- writing ---------------------------------------------------------------------------------------
 

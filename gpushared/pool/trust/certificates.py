@@ -87,13 +87,13 @@ def _read(certificate: x509.Certificate) -> NodeCertificate:
 
 def _names(certificate: x509.Certificate) -> tuple[str, NodeName, frozenset[str]]:
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    read = [_URI.fullmatch(uri) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
-    found = [match.groups() for match in read if match]
-    nodes = [(pool, name) for pool, kind, name in found if kind == "node"]
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    identities = [match.groups() for match in map(_URI.fullmatch, uris) if match]
+    nodes = [(pool, name) for pool, kind, name in identities if kind == "node"]
     if len(nodes) != 1:
         raise ValueError("it does not name exactly one node")
     ((pool, node),) = nodes
-    realms = frozenset(name for its_pool, kind, name in found if kind == "realm" and its_pool == pool)
+    realms = frozenset(name for its_pool, kind, name in identities if kind == "realm" and its_pool == pool)
     return pool, NodeName(node), realms
 
 
@@ -124,11 +124,11 @@ def offset_words(seconds: float) -> str:
     return f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
 
 
-def check_clock(whose: str, theirs: float, ours: float) -> None:
+def check_clock(whose: str, other_time: float, own_time: float) -> None:
     """Raises PermissionRefused with the measured offset if two clocks are too far apart."""
-    if not abs(theirs - ours) <= TOLERANCE_SECONDS:
+    if not abs(other_time - own_time) <= TOLERANCE_SECONDS:
         raise PermissionRefused(
-            f"the clock of {whose} is {offset_words(theirs - ours)} the coordinator's; at most "
+            f"the clock of {whose} is {offset_words(other_time - own_time)} the coordinator's; at most "
             f"{TOLERANCE_SECONDS} s are tolerated",
             hint="set the clock that is wrong, best on both machines by NTP: `timedatectl set-ntp true`",
         )

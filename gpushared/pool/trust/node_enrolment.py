@@ -30,7 +30,7 @@ from gpushared.pool.trust.people import node_name, realm_name
 from gpushared.pool.trust.shared_trust import SharedTrust
 from gpushared.pool.trust.token_records import (
     JoinRecord,
-    JoinWords,
+    JoinToken,
     StoredToken,
     TokenRecords,
     hash_of,
@@ -89,22 +89,22 @@ class NodeEnrolment:
         self._shared = shared
         self._turn = asyncio.Lock()
 
-    async def enrol(self, name: str, csr: bytes, words: JoinWords) -> SignedCertificate:
+    async def enrol(self, name: str, csr: bytes, token: JoinToken) -> SignedCertificate:
         """Enrol the one node of a join token.
 
         Raises PermissionRefused, RequestError, StateConflict, Unavailable.
         """
         node, key, pool = node_name(name), key_digest(csr), self._authority.pool
-        if words.pool != pool:
+        if token.pool != pool:
             raise PermissionRefused(
-                f"the join token is of the pool {shown(words.pool)}, and this is the pool {pool}",
+                f"the join token is of the pool {shown(token.pool)}, and this is the pool {pool}",
                 hint="is the address right?",
             )
         async with self._turn:
             now = self._now()
-            kept = await self._tokens.check(words, node, key, now)
-            self._check_name(node, kept.record)
-            record = await self._tokens.use(kept, node, key, now)
+            stored = await self._tokens.check(token, node, key, now)
+            self._check_name(node, stored.record)
+            record = await self._tokens.use(stored, node, key, now)
             if self._ledger.member(node) is not None:
                 await self._write(revoked_line(node, f"token {record.id}", now))
             signed = await self._sign(csr, node, frozenset(record.realms) - {node}, record.id)
@@ -215,8 +215,8 @@ class JoinTokens:
         node: str = "",
         realms: Sequence[str] = (),
         valid_seconds: int = 0,
-    ) -> tuple[JoinWords, JoinRecord]:
-        """Make a token; return its secret words, shown only now, and the record that the pool keeps.
+    ) -> tuple[JoinToken, JoinRecord]:
+        """Make a token; return the token, shown only now, and the record that the pool keeps.
 
         Raises RequestError.
         """
@@ -226,10 +226,10 @@ class JoinTokens:
                 f"a join token cannot be valid for {seconds} s",
                 hint=f"give {JOIN_MIN_SECONDS} s to {JOIN_MAX_SECONDS // 86400} days: --valid 1h",
             )
-        words = JoinWords(self._pool, self._digest(), new_id(), new_secret())
+        token = JoinToken(self._pool, self._digest(), new_id(), new_secret())
         record = JoinRecord(
-            id=words.id,
-            hashed=hash_of(words.secret),
+            id=token.id,
+            hashed=hash_of(token.secret),
             created_at=now,
             expires_at=now + seconds,
             node=node_name(node) if node else "",
@@ -237,24 +237,24 @@ class JoinTokens:
             made_by=by,
         )
         await self._records.put(record, 0)
-        return words, record
+        return token, record
 
-    async def check(self, words: JoinWords, node: NodeName, key: str, now: float) -> StoredToken[JoinRecord]:
+    async def check(self, token: JoinToken, node: NodeName, key: str, now: float) -> StoredToken[JoinRecord]:
         """Return the token if this node, with a key of this digest, may use it now.
 
         Raises PermissionRefused.
         """
-        kept = await self._records.find(words.id)
-        if kept is None or not matches(words.secret, kept.record.hashed):
+        stored = await self._records.find(token.id)
+        if stored is None or not matches(token.secret, stored.record.hashed):
             raise PermissionRefused(
-                f"the pool {self._pool} knows no join token {words.id} with this secret",
+                f"the pool {self._pool} knows no join token {token.id} with this secret",
                 hint=f"is all of the line in the file? Otherwise {_NEW}",
             )
-        record = kept.record
+        record = stored.record
         if record.used_at is not None and (record.used_by, record.used_key) == (node, key):
-            return kept  # the node never received its first answer
+            return stored  # the node never received its first answer
         self._check_record(record, node, now)
-        return kept
+        return stored
 
     def _check_record(self, record: JoinRecord, node: NodeName, now: float) -> None:
         if record.used_at is not None:
@@ -270,43 +270,44 @@ class JoinTokens:
                 hint=f"join with --name {record.node}, or {_NEW} --node {node}",
             )
 
-    async def use(self, kept: StoredToken[JoinRecord], node: NodeName, key: str, now: float) -> JoinRecord:
+    async def use(self, stored: StoredToken[JoinRecord], node: NodeName, key: str, now: float) -> JoinRecord:
         """Record durably that this node used the token.
 
         If two nodes use a token at the same time, one of them gets PermissionRefused.
         """
-        record = kept.record
+        record = stored.record
         if record.used_at is not None:
             return record
         used = replace(record, used_at=now, used_by=node, used_key=key)
         try:
-            return (await self._records.put(used, kept.revision)).record
+            return (await self._records.put(used, stored.revision)).record
         except Conflict as error:
             newer = await self._records.find(record.id)
             raise _used(record if newer is None else newer.record) from error
 
     async def all(self, now: float) -> list[JoinRecord]:
         """Return all tokens, the newest first, and delete the tokens that ended long ago."""
-        kept = await self._records.all()
-        for one in kept.values():
-            if one.record.expires_at + JOIN_KEPT_SECONDS < now:
-                await self._records.delete(one.record, one.revision)
-        live = [one.record for one in kept.values() if one.record.expires_at + JOIN_KEPT_SECONDS >= now]
-        return sorted(live, key=lambda one: (-one.created_at, one.id))
+        records: list[JoinRecord] = []
+        for stored in (await self._records.all()).values():
+            if stored.record.expires_at + JOIN_KEPT_SECONDS < now:
+                await self._records.delete(stored.record, stored.revision)
+            else:
+                records.append(stored.record)
+        return sorted(records, key=lambda record: (-record.created_at, record.id))
 
     async def revoke(self, token_id: str, now: float) -> str:
         """Revoke a token, and return a sentence on the result. Raises NotFound."""
-        kept = await self._records.find(token_id)
-        if kept is None:
+        stored = await self._records.find(token_id)
+        if stored is None:
             raise NotFound(
                 f"there is no join token {shown(token_id)}", hint="`gpushare pool tokens` lists them"
             )
-        if kept.record.used_at is not None:
+        if stored.record.used_at is not None:
             return (
-                f"join token {token_id} was used already, by {kept.record.used_by}; to shut that node out: "
-                f"gpushare pool revoke --node {kept.record.used_by}"
+                f"join token {token_id} was used already, by {stored.record.used_by}; to shut that node out: "
+                f"gpushare pool revoke --node {stored.record.used_by}"
             )
-        await self._records.put(replace(kept.record, revoked_at=now), kept.revision)
+        await self._records.put(replace(stored.record, revoked_at=now), stored.revision)
         return f"join token {token_id} is revoked"
 
 

@@ -64,9 +64,10 @@ def people_of(users: Mapping[str, UserConfig]) -> People:
                 raise ConfigError(f"{principal} is both {persons[principal]} and {name}", hint=hint)
     if EVERYBODY in users and users[EVERYBODY].admin:
         raise ConfigError('users."*" cannot be admin', hint="name the admins one by one: [users.ada]")
+    of_everybody = (principal for principal, name in persons.items() if name == EVERYBODY)
     return People(
         persons={principal: name for principal, name in persons.items() if name != EVERYBODY},
-        realms=frozenset(one.partition("@")[2] for one, name in persons.items() if name == EVERYBODY),
+        realms=frozenset(principal.partition("@")[2] for principal in of_everybody),
         admins=frozenset(name for name, user in users.items() if user.admin),
     )
 

@@ -63,13 +63,13 @@ class SharedTrust:
             return await self._load()
 
     async def _load(self) -> bool:
-        found = await self._store.load(TRUST)
-        anchors = found.records.get(ANCHORS)
+        stored = await self._store.load(TRUST)
+        anchors = stored.records.get(ANCHORS)
         if anchors is None:
             return False
         lines = {
             key: record.value
-            for key, record in found.records.items()
+            for key, record in stored.records.items()
             if key.startswith(LEDGER) and key.removeprefix(LEDGER).isdecimal()
         }
         self._ledger.take(lines[key] for key in sorted(lines))
@@ -86,9 +86,9 @@ class SharedTrust:
     async def begin(self, epoch: int) -> None:
         """Put into the store what only this leading coordinator's folder has. Raises the store's errors."""
         async with self._turn:
-            if (found := (await self._store.load(ANCHORS)).records.get(ANCHORS)) is not None:
+            if (anchors := (await self._store.load(ANCHORS)).records.get(ANCHORS)) is not None:
                 # The store may have been put back from a copy that is older than the authority.
-                if self._authority.is_newer_than(await asyncio.to_thread(self._opened, found.value)):
+                if self._authority.is_newer_than(await asyncio.to_thread(self._opened, anchors.value)):
                     await self._publish(epoch)
                 return
             rest = tuple((await self._store.load(LEDGER)).records)  # of a coordinator that ended amid this

@@ -85,7 +85,7 @@ class ApiRecord:
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> ApiRecord:
-        return cls(**{**data, "scopes": tuple(Scope(one) for one in data["scopes"])})
+        return cls(**{**data, "scopes": tuple(Scope(scope) for scope in data["scopes"])})
 
 
 class _TokenRecord(Protocol):
@@ -128,15 +128,15 @@ class TokenRecords(Generic[_R]):
         """Return all tokens by id, also the tokens that have ended."""
         contents = await self._store.load(self._prefix)
         return {
-            key.removeprefix(self._prefix): StoredToken(self._parsed(key, one.value), one.revision)
-            for key, one in contents.records.items()
+            key.removeprefix(self._prefix): StoredToken(self._parsed(key, record.value), record.revision)
+            for key, record in contents.records.items()
         }
 
     async def find(self, token_id: str) -> StoredToken[_R] | None:
         """Return the token as the store has it now."""
         key = self._prefix + token_id
-        found = (await self._store.load(key)).records.get(key)
-        return None if found is None else StoredToken(self._parsed(key, found.value), found.revision)
+        record = (await self._store.load(key)).records.get(key)
+        return None if record is None else StoredToken(self._parsed(key, record.value), record.revision)
 
     async def put(self, record: _R, revision: int) -> StoredToken[_R]:
         """Write a record. Raises Conflict if the record changed since that revision; then nothing changes."""
@@ -170,15 +170,15 @@ def _plain(record: Any) -> dict[str, Any]:
 
 def new_id() -> str:
     """Return eight random letters and digits."""
-    return _word(secrets.token_bytes(ID_BYTES))
+    return _base32(secrets.token_bytes(ID_BYTES))
 
 
 def new_secret() -> str:
     """Return 256 random bits as text."""
-    return _word(secrets.token_bytes(SECRET_BYTES))
+    return _base32(secrets.token_bytes(SECRET_BYTES))
 
 
-def _word(data: bytes) -> str:
+def _base32(data: bytes) -> str:
     return base64.b32encode(data).decode().rstrip("=").lower()
 
 
@@ -193,7 +193,7 @@ def matches(secret: str, hashed: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinWords:
+class JoinToken:
     """Hold the content of a join token.
 
     ``digest`` is the digest of the anchor by which the pool's coordinator proves itself.
@@ -209,10 +209,10 @@ class JoinWords:
 
     def __repr__(self) -> str:
         """Leave out the secret, which must not appear in logs and traces."""
-        return f"JoinWords(pool={self.pool!r}, id={self.id!r})"
+        return f"JoinToken(pool={self.pool!r}, id={self.id!r})"
 
 
-def read_join_token(text: str) -> JoinWords:
+def read_join_token(text: str) -> JoinToken:
     """Read a join token. Raises PermissionRefused."""
     match = _JOIN.fullmatch(text.strip())
     if match is None:
@@ -220,11 +220,11 @@ def read_join_token(text: str) -> JoinWords:
             f"this is no join token of a pool: {shown(text.strip()[:4])}...",
             hint="`gpushare pool token` on the coordinator's machine prints one line that begins with GSJ1-",
         )
-    return JoinWords(*match.groups())
+    return JoinToken(*match.groups())
 
 
 @dataclass(frozen=True, slots=True)
-class ApiWords:
+class ApiToken:
     """Hold the content of an API token."""
 
     id: str
@@ -235,14 +235,14 @@ class ApiWords:
 
     def __repr__(self) -> str:
         """Leave out the secret, which must not appear in logs and traces."""
-        return f"ApiWords(id={self.id!r})"
+        return f"ApiToken(id={self.id!r})"
 
 
-def read_api_token(text: str) -> ApiWords:
+def read_api_token(text: str) -> ApiToken:
     """Read an API token. Raises PermissionRefused."""
     match = _API.fullmatch(text.strip())
     if match is None:
         raise PermissionRefused(
             "this is no API token", hint="`gpushare pool api-token` makes one; it begins with gsp_"
         )
-    return ApiWords(*match.groups())
+    return ApiToken(*match.groups())

@@ -13,6 +13,7 @@ import grpc
 from gpushared.api.v1 import link_pb2, pool_pb2
 from gpushared.domain.jobs.job import NodeName, Owner
 from gpushared.domain.model.errors import GpushareError, PermissionRefused, RequestError, StateConflict
+from gpushared.domain.model.units import first_few
 from gpushared.net.call_audit import CallAudit
 from gpushared.net.call_checks import CallAuthenticator
 from gpushared.pool.trust.api_tokens import ApiTokens
@@ -211,9 +212,8 @@ class PoolTrust:
         """Drop the old anchor. Raises StateConflict while members have certificates of it."""
         behind = self.nodes_behind()
         if self.authority.rotating and behind:
-            more = f" and {len(behind) - SHOWN} more" if len(behind) > SHOWN else ""
             raise StateConflict(
-                f"nodes without a certificate of the new authority: {', '.join(behind[:SHOWN])}{more}",
+                f"nodes without a certificate of the new authority: {first_few(behind, SHOWN)}",
                 hint="they get one when they are connected; for a node that will not come back: "
                 f"gpushare node forget {behind[0]} --is-off",
             )
@@ -223,7 +223,7 @@ class PoolTrust:
     def nodes_behind(self) -> list[NodeName]:
         """Return the members whose newest certificate is of an anchor that is being dropped."""
         signing = self.authority.signing
-        return sorted(node for node, one in self.members().items() if one.authority != signing)
+        return sorted(node for node, member in self.members().items() if member.authority != signing)
 
     async def _change_anchors(self, change: Callable[[float], None]) -> None:
         """Change the anchors and tell all, also if the caller leaves meanwhile."""
@@ -321,7 +321,7 @@ class ServerIdentity:
         self._hosts = tuple(hosts)
         self._version = 0
         self._made_at = now
-        self._configuration = self._made(now)
+        self._configuration = self._new_configuration(now)
 
     def refresh(self, now: float) -> None:
         """Replace an old certificate; replace it also if the clock jumped to before its start."""
@@ -330,11 +330,11 @@ class ServerIdentity:
 
     def replace(self, now: float) -> None:
         """Sign a new certificate, and use it and the now trusted anchors for all new connections."""
-        self._configuration = self._made(now)
+        self._configuration = self._new_configuration(now)
         self._made_at = now
         self._version += 1
 
-    def _made(self, now: float) -> grpc.ServerCertificateConfiguration:
+    def _new_configuration(self, now: float) -> grpc.ServerCertificateConfiguration:
         key = new_key()
         certificate = self._authority.sign_coordinator(key.public_key(), self._hosts, now)
         return grpc.ssl_server_certificate_configuration(
@@ -361,13 +361,13 @@ class ServerIdentity:
 
     def _newer_than_given(self) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
         """Return the function that grpc calls at each handshake in its own thread; None means no change."""
-        given = self._version
+        given_version = self._version
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
-            nonlocal given
-            if given == self._version:
+            nonlocal given_version
+            if given_version == self._version:
                 return None
-            given = self._version
+            given_version = self._version
             return self._configuration
 
         return newer

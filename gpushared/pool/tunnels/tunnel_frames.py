@@ -79,21 +79,21 @@ def gather_seconds(size: int) -> float:
     return GATHER_SECONDS * min(1.0, size / BULK_BYTES)
 
 
-def to_wire(message: type[_Message]) -> Callable[[Frame | _Message], bytes]:
+def to_wire(kind: type[_Message]) -> Callable[[Frame | _Message], bytes]:
     """Return a serializer for calls with these messages."""
 
-    def write(one: Frame | _Message) -> bytes:
-        return one.wire if isinstance(one, Frame) else message.SerializeToString(one)
+    def write(message: Frame | _Message) -> bytes:
+        return message.wire if isinstance(message, Frame) else kind.SerializeToString(message)
 
     return write
 
 
-def from_wire(message: type[_Message]) -> Callable[[bytes], Frame | _Message]:
+def from_wire(kind: type[_Message]) -> Callable[[bytes], Frame | _Message]:
     """Return a deserializer for calls with these messages; it raises DecodeError."""
 
     def read(wire: bytes) -> Frame | _Message:
         data_at = _data_at(wire)
-        return message.FromString(wire) if data_at is None else Frame(wire, data_at)
+        return kind.FromString(wire) if data_at is None else Frame(wire, data_at)
 
     return read
 
@@ -103,10 +103,10 @@ def _data_at(wire: bytes) -> int | None:
     if not wire or wire[0] != DATA_TAG:
         return None
     length = 0
-    for place, byte in enumerate(wire[1 : 1 + _MAX_LENGTH_BYTES]):
-        length |= (byte & ~_MORE) << (7 * place)
+    for index, byte in enumerate(wire[1 : 1 + _MAX_LENGTH_BYTES]):
+        length |= (byte & ~_MORE) << (7 * index)
         if not byte & _MORE:
-            begin = 2 + place
+            begin = 2 + index
             return begin if begin + length == len(wire) else None
     raise DecodeError("a tunnel's message has a length without an end")
 

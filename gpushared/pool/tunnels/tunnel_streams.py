@@ -58,11 +58,7 @@ class Carrier(Protocol):
 class CallCarrier:
     """Carry a connection over a call with messages of the type ``kind``."""
 
-    def __init__(
-        self,
-        call: grpc.aio.StreamStreamCall[Any, Any],
-        kind: type[jobs_pb2.TunnelChunk | link_pb2.TunnelData],
-    ) -> None:
+    def __init__(self, call: grpc.aio.StreamStreamCall[Any, Any], kind: Kind) -> None:
         self.call = call
         self._kind = kind
 
@@ -90,7 +86,7 @@ class TunnelStream:
         *,
         opened_here: bool,
         is_kept_there: bool = False,
-        kept: KeptBytes | None = None,
+        kept_bytes: KeptBytes | None = None,
     ) -> None:
         """``opened_here`` means that the tunnel's opener is behind this socket and decides on its end."""
         widen(sock)
@@ -100,15 +96,15 @@ class TunnelStream:
         self.stuck = asyncio.Event()
         self._sock = sock
         self._opened_here = opened_here
-        self._counted = kept or KeptBytes()
-        self._kept = SentBytes(self._counted)
+        self._counted = kept_bytes or KeptBytes()
+        self._sent = SentBytes(self._counted)
         self._has_forgotten = False
         """The stream dropped unacknowledged bytes, because the other end seems to be of an old version."""
         self._acknowledged = 0
         self._has_read_all = False
         self._takes_no_more = False
         """The socket has no reader any more."""
-        self._done = asyncio.Event()
+        self._finished = asyncio.Event()
         """This event is set when the opener of the tunnel has gone, or has all bytes."""
         self._is_carried = False
         self._alone_since = asyncio.get_running_loop().time()
@@ -119,7 +115,7 @@ class TunnelStream:
     @property
     def is_done(self) -> bool:
         """Return True if the opener needs the tunnel no more, whether or not the other end knows."""
-        return self._done.is_set()
+        return self._finished.is_set()
 
     def seconds_alone(self) -> float:
         """Return for how long no call has carried the connection."""
@@ -139,18 +135,18 @@ class TunnelStream:
         self._room.set()
         upwards = asyncio.create_task(self._send(call, sent_from))
         downwards = asyncio.create_task(self._receive(call))
-        done = asyncio.create_task(self._done.wait())
+        finished = asyncio.create_task(self._finished.wait())
         try:
             # Read the messages that came, whether or not the call can still be written to. A cancelled read
             # would cancel the call, and with it the message that the connection is over.
-            await asyncio.wait({downwards, done}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({downwards, finished}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({downwards}, timeout=PARTING_SECONDS)
             if downwards.done() and not self.is_over:
                 downwards.result()
         finally:
-            for task in (upwards, downwards, done):
+            for task in (upwards, downwards, finished):
                 task.cancel()
-            await asyncio.gather(upwards, downwards, done, return_exceptions=True)
+            await asyncio.gather(upwards, downwards, finished, return_exceptions=True)
             self._is_carried = False
             self._alone_since = asyncio.get_running_loop().time()
             self._room.set()
@@ -161,7 +157,7 @@ class TunnelStream:
         try:
             await asyncio.gather(self._reading, return_exceptions=True)
         finally:
-            self._forget(self._kept.end)
+            self._forget(self._sent.end)
             # Otherwise the event loop would take the next socket of this number for one that it watches
             # already.
             asyncio.get_running_loop().remove_reader(self._sock)
@@ -177,7 +173,7 @@ class TunnelStream:
                 data = await loop.sock_recv(self._sock, CHUNK_BYTES)
             except OSError:  # a unix socket whose peer left without reading all is reset
                 data = b""
-            self._kept.append(data)
+            self._sent.append(data)
             self._has_read_all = not data
             self._wake.set()
             if data:
@@ -190,7 +186,7 @@ class TunnelStream:
 
     async def _has_room(self) -> bool:
         """Wait until more may be read; return False if the client hangs up first."""
-        while len(self._kept) >= WINDOW_BYTES or (not self._is_carried and self._counted.is_full):
+        while len(self._sent) >= WINDOW_BYTES or (not self._is_carried and self._counted.is_full):
             if self._opened_here and _has_hung_up(self._sock):
                 return False
             if not self._is_carried:
@@ -209,7 +205,7 @@ class TunnelStream:
             if self.received - self._acknowledged >= ACKNOWLEDGE_BYTES:
                 self._acknowledged = self.received
                 await call.write(received=self.received)
-            if pieces := self._kept.since(position, CHUNK_BYTES):
+            if pieces := self._sent.since(position, CHUNK_BYTES):
                 await call.write(*pieces)
                 position += sum(map(len, pieces))
                 self._forget_for_old_versions(position)
@@ -222,13 +218,13 @@ class TunnelStream:
 
     def _forget_for_old_versions(self, position: int) -> None:
         """Drop kept bytes for an old peer: a newer peer announces early that it keeps its bytes."""
-        if not self.is_kept_there and len(self._kept) >= WINDOW_BYTES:
+        if not self.is_kept_there and len(self._sent) >= WINDOW_BYTES:
             self._has_forgotten = True
             self._forget(position)
 
     def _forget(self, position: int) -> None:
         """Drop all bytes before this one, which the other end has."""
-        self._kept.forget(position)
+        self._sent.forget(position)
         self._room.set()
 
     # --- from the call to the socket -----------------------------------------------------------------------
@@ -279,7 +275,7 @@ class TunnelStream:
 
     def _finish(self) -> None:
         if self._opened_here:
-            self._done.set()
+            self._finished.set()
         self._wake.set()
 
 

@@ -35,7 +35,11 @@ async def calls_of(pool: Coordinator, folder: Path, realm: str = "n1") -> tuple[
         enrolment.addresses, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version
     )
     calls = CoordinatorCalls(
-        dial.kept, enrolment.asserter, lambda caller: f"{caller.name}@{realm}", lambda _: (), time.time
+        dial.shared_channel,
+        enrolment.asserter,
+        lambda caller: f"{caller.name}@{realm}",
+        lambda _: (),
+        time.time,
     )
     return calls, dial
 
@@ -58,7 +62,7 @@ async def test_what_the_coordinator_refuses_is_refused_here(pool: Coordinator, t
 async def test_a_coordinator_that_is_away_is_said_to_be(pool: Coordinator, tmp_path: Path) -> None:
     calls, dial = await calls_of(pool, tmp_path / "n1")
     nobody = Dial(lambda: ("127.0.0.1:1",), dial._credentials, "x")
-    calls._channel = nobody.kept
+    calls._channel = nobody.shared_channel
     with pytest.raises(Unavailable, match="the pool's coordinator does not answer"):
         await calls.call("Get", jobs_pb2.JobRef(job_id="0123456789"), ADA, 20.0)
     await nobody.close()
@@ -74,17 +78,17 @@ async def test_calls_share_a_connection_until_the_certificate_is_renewed(
     dial = Dial(
         enrolment.addresses, enrolment.credentials, enrolment.server_name(), lambda: enrolment.version
     )
-    first = await dial.kept()
-    assert await dial.kept() is first
+    first = await dial.shared_channel()
+    assert await dial.shared_channel() is first
     await enrolment.renew()
-    assert await dial.kept() is not first
+    assert await dial.shared_channel() is not first
     await dial.close()
 
 
 async def test_calls_that_begin_together_share_a_connection_too(pool: Coordinator, tmp_path: Path) -> None:
     """Or all but the last would be left open, with nobody to close them."""
     _, dial = await calls_of(pool, tmp_path / "n1")
-    channels = await asyncio.gather(*(dial.kept() for _ in range(8)))
+    channels = await asyncio.gather(*(dial.shared_channel() for _ in range(8)))
     assert len({id(channel) for channel in channels}) == 1
     await dial.close()
 

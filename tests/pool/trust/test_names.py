@@ -8,8 +8,8 @@ from gpushared.domain.model.errors import PermissionRefused, RequestError
 from gpushared.pool.trust.certificates import check_clock, read_address
 from gpushared.pool.trust.people import coordinator_host, pool_name, split_principal
 from gpushared.pool.trust.token_records import (
-    ApiWords,
-    JoinWords,
+    ApiToken,
+    JoinToken,
     hash_of,
     matches,
     new_id,
@@ -63,13 +63,13 @@ def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_join_token_is_read_as_it_was_written_whatever_dashes_its_pool_has() -> None:
-    words = JoinWords("lab-of-a-b", "d" * 52, new_id(), new_secret())
+    words = JoinToken("lab-of-a-b", "d" * 52, new_id(), new_secret())
     assert read_join_token(f"  {words}\n") == words
     assert words.secret not in repr(words)
 
 
 def test_an_api_token_is_read_as_it_was_written() -> None:
-    words = ApiWords(new_id(), new_secret())
+    words = ApiToken(new_id(), new_secret())
     assert read_api_token(str(words)) == words
     assert words.secret not in repr(words)
 

@@ -294,7 +294,7 @@ async def test_one_that_leads_does_not_read_what_it_writes(
     async with following(second):
         token, record = await first.trust.api_tokens.make("root", time.time(), person="ada")
         second.trust.note_change("")
-        await until(lambda: second.trust.api_tokens._known)
+        await until(lambda: second.trust.api_tokens._tokens)
         second.store.reads_slowly = asyncio.Event()
         second.trust.note_change("token/api/x")
         await second.store.is_busy.wait()
