@@ -113,14 +113,14 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
                 event = await self._with_past(event)
         elif isinstance(event, events.NodeRegistered):
             event = await self._without_forgotten(event)
-        return await self._handled(event)
+        return await self._job_after(event)
 
     async def take(self, event: events.PoolEvent, most_pending: int = MAX_PENDING) -> PoolStep:
         if self.standby is not None:
             raise self.standby.refusal()
         return await super().take(event, most_pending)
 
-    async def _handled(self, event: events.PoolEvent) -> Job | None:
+    async def _job_after(self, event: events.PoolEvent) -> Job | None:
         if isinstance(event, events.JobSubmitted):
             return (await self.take(event, MAX_PENDING_SUBMITTED)).job
         return (await self.take(event)).job
@@ -235,7 +235,7 @@ class PoolLoop(WriteAheadLoop[PoolState, events.PoolEvent, PoolStep]):
             await asyncio.sleep(DAY_TIME_SECONDS)
             if (ahead := self._clock.ahead()) != self.state.ahead_seconds:
                 with contextlib.suppress(GpushareError):
-                    await self._handled(events.PoolDayTimeSet(ahead))
+                    await self._job_after(events.PoolDayTimeSet(ahead))
 
     def _seconds_to_next_tick(self) -> float | None:
         if self.standby is not None:

@@ -41,7 +41,7 @@ MAX_REQUEST_ID = 128
 _CONTAINER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}")
 """Docker allows these names."""
 _ON_THE_WIRE = {"lease_class": "class"}
-_ASKED = tuple(each.name for each in fields(RequestSpec) if each.name != "max_wait")
+_FIELDS = tuple(each.name for each in fields(RequestSpec) if each.name != "max_wait")
 """Leave out ``max_wait``: the client itself stops waiting after it."""
 ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Use Crockford's base 32 (https://www.crockford.com/base32.html), which nobody misreads."""
@@ -251,7 +251,7 @@ def _stop_after(message: jobs_pb2.SubmitRequest) -> int | None:
 def read_lease_request(message: leases_pb2.LeaseRequest, presets: Mapping[str, RequestSpec]) -> Request:
     """Read and check a request for a lease. Raises RequestError, NotFound."""
     check_request_id(message.request_id)
-    request = read_request(_ask(message), presets)
+    request = read_request(_request_spec(message), presets)
     if message.begin_at:
         request = replace(request, begin_at=_moment(message.begin_at))
     return replace(request, requeue=message.requeue) if message.HasField("requeue") else request
@@ -283,11 +283,11 @@ def check_request_id(text: str) -> None:
         )
 
 
-def _ask(message: leases_pb2.LeaseRequest) -> RequestSpec:
-    return RequestSpec(**{name: _word(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _ASKED})
+def _request_spec(message: leases_pb2.LeaseRequest) -> RequestSpec:
+    return RequestSpec(**{name: _text(getattr(message, _ON_THE_WIRE.get(name, name))) for name in _FIELDS})
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
     """Return a field's value as people type it; an unset field is empty."""
     if isinstance(value, str):
         return value

@@ -74,7 +74,7 @@ class JobViews:
             image=job.spec.image,
             owner=job.spec.owner.principal,
             project=self._project_of(job),
-            asks=_asks(job),
+            asks=_request_text(job),
             submitted_at=self.day(job.submitted_at),
             attempt=job.attempts,
             parts=[self._part(part) for part in job.parts],
@@ -188,11 +188,11 @@ def token_of(view: jobs_pb2.Job) -> str:
     return hashlib.sha256(view.SerializeToString(deterministic=True)).hexdigest()[:16]
 
 
-def _asks(job: Job) -> str:
-    request_text = describe(job.spec.request)
+def _request_text(job: Job) -> str:
+    text = describe(job.spec.request)
     if job.spec.span:
-        return f"{request_text} over several nodes"
-    return request_text if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {request_text}"
+        return f"{text} over several nodes"
+    return text if job.spec.nodes == 1 else f"{job.spec.nodes} nodes x {text}"
 
 
 def nodes_of(state: PoolState, now: float) -> list[jobs_pb2.PoolNode]:

@@ -34,7 +34,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.5, 5.0
 _ACCOUNTS = (USAGE, TURN, PROJECT)
 
 _Key = TypeVar("_Key")
-_Kept = TypeVar("_Kept")
+_Copy = TypeVar("_Copy")
 
 
 class StoreFollower:
@@ -144,7 +144,7 @@ class StoreFollower:
         self._changed = asyncio.Event()
 
 
-def _put(copies: dict[_Key, _Kept], key: _Key, value: _Kept | None) -> None:
+def _put(copies: dict[_Key, _Copy], key: _Key, value: _Copy | None) -> None:
     if value is None:
         copies.pop(key, None)
     else:

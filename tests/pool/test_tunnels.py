@@ -551,14 +551,14 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
 ) -> None:
     calls: asyncio.Queue[tunnel_endpoints.Call] = asyncio.Queue()
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
-        opened = world.endpoints._opened
+        opened = world.endpoints._open_tunnel
 
         async def noted(door: tunnel_endpoints._Endpoint) -> tunnel_endpoints.Tunnel:
             tunnel = await opened(door)
             calls.put_nowait(tunnel.call)
             return tunnel
 
-        monkeypatch.setattr(world.endpoints, "_opened", noted)
+        monkeypatch.setattr(world.endpoints, "_open_tunnel", noted)
         world.coordinator.person = "bob"
         path = await world.endpoints.endpoint(JOB, 0, ADA)
         for _ in range(tunnel_endpoints.READY_TUNNELS):

@@ -125,7 +125,7 @@ class Tunnels:
             )
         self._open.update(bounds.keys())
         try:
-            pipe = await self._called(node, request)
+            pipe = await self._pipe_to(node, request)
             try:
                 yield pipe
             finally:
@@ -133,7 +133,7 @@ class Tunnels:
         finally:
             self._open -= Counter(bounds.keys())
 
-    async def _called(self, node: NodeName, request: link_pb2.OpenTunnel) -> Pipe:
+    async def _pipe_to(self, node: NodeName, request: link_pb2.OpenTunnel) -> Pipe:
         request.tunnel_id = secrets.token_hex(16)
         pending = self._pending[request.tunnel_id] = _PendingTunnel(node)
         try:

@@ -65,7 +65,7 @@ def main(
     """
     settings = {KEYS[name]: value for name, value in flags.items() if value is not None}
     if check:
-        sys.exit(checked(config, settings))
+        sys.exit(check_config(config, settings))
     if context.invoked_subcommand is None:
         sys.exit(serve(config, settings, allow_root=allow_root))
 
@@ -111,7 +111,7 @@ def serve(path: Path | None, flags: Mapping[str, str], *, allow_root: bool) -> i
     return 0
 
 
-def checked(path: Path | None, flags: Mapping[str, str]) -> int:
+def check_config(path: Path | None, flags: Mapping[str, str]) -> int:
     """Check the configuration, and return the exit code."""
     try:
         config = read_config(path, flags)

@@ -27,7 +27,7 @@ from gpushared.jobs.job_views import JobViews, has_simulated, nodes_of
 from gpushared.pool.coordinator.history_gatherer import LeaseOfNode, LeaseOwners, QuestionPort
 from gpushared.pool.link import codec
 
-_Listed = TypeVar("_Listed", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
+_Listing = TypeVar("_Listing", leases_pb2.ListLeasesResponse, gpus_pb2.ListGpusResponse)
 
 ANSWER_SECONDS = 3.0
 FRESH_SECONDS = 2.0
@@ -41,20 +41,20 @@ MAX_WAITING = 200
 
 
 @dataclass(slots=True)
-class _NodeAnswer(Generic[_Listed]):
+class _NodeAnswer(Generic[_Listing]):
     """Hold a node's newest answer under the pool's names, and when it came (``time.monotonic``)."""
 
-    message: _Listed
+    message: _Listing
     at: float
 
 
 @dataclass(slots=True)
-class _Kind(Generic[_Listed]):
+class _Kind(Generic[_Listing]):
     """Hold the nodes' newest answers to questions of one kind."""
 
     question: str
-    message: type[_Listed]
-    answers: dict[NodeName, _NodeAnswer[_Listed]] = field(default_factory=dict)
+    message: type[_Listing]
+    answers: dict[NodeName, _NodeAnswer[_Listing]] = field(default_factory=dict)
     asked_at: float = -FRESH_SECONDS
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -83,14 +83,14 @@ class NodeListings:
         answer = leases_pb2.ListLeasesResponse(simulated=has_simulated(self._loop.state))
         for _, listed in sorted((await self._newest_answers(self._leases)).items()):
             for lease in listed.leases:
-                if self._is_wanted(lease, message, owner):
+                if self._is_requested(lease, message, owner):
                     answer.leases.append(lease)
                     self._hide(answer.leases[-1], owner)
             if self._sees_others(owner):
                 answer.unmanaged.extend(listed.unmanaged)
             await asyncio.sleep(0)  # the leases of many nodes must not hold up the loop
         for lease in self._waiting_jobs(owner):
-            if self._is_wanted(lease, message, owner):
+            if self._is_requested(lease, message, owner):
                 self._hide(lease, owner)
                 answer.leases.append(lease)
         answer.notices.extend(self._notices(self._leases))
@@ -101,7 +101,7 @@ class NodeListings:
             del answer.leases[MAX_LEASES:]
         return answer
 
-    def _is_wanted(
+    def _is_requested(
         self, lease: leases_pb2.Lease, message: leases_pb2.ListLeasesRequest, owner: Owner
     ) -> bool:
         """Return True if the caller asked for the lease and may see it."""
@@ -175,7 +175,7 @@ class NodeListings:
 
     # --- asking ------------------------------------------------------------------------------------------
 
-    async def _newest_answers(self, kind: _Kind[_Listed]) -> dict[NodeName, _Listed]:
+    async def _newest_answers(self, kind: _Kind[_Listing]) -> dict[NodeName, _Listing]:
         """Ask all nodes, unless that was done a moment ago, and return their newest answers."""
         async with kind.lock:
             if time.monotonic() - kind.asked_at >= FRESH_SECONDS:
@@ -190,7 +190,7 @@ class NodeListings:
         }
         return {node: answer.message for node, answer in kind.answers.items()}
 
-    async def _ask(self, kind: _Kind[_Listed], node: NodeName) -> None:
+    async def _ask(self, kind: _Kind[_Listing], node: NodeName) -> None:
         try:
             body = await self._link.ask(node, kind.question, b"", ANSWER_SECONDS)
         except GpushareError:
@@ -200,7 +200,7 @@ class NodeListings:
             await self._name(answer, node)
             kind.answers[node] = _NodeAnswer(answer, time.monotonic())
 
-    async def _name(self, answer: _Listed, node: NodeName) -> None:
+    async def _name(self, answer: _Listing, node: NodeName) -> None:
         """Put the pool's names into a node's answer."""
         if isinstance(answer, gpus_pb2.ListGpusResponse):
             for gpu in answer.gpus:
@@ -216,7 +216,7 @@ class NodeListings:
             if named.job is None:
                 lease.job_id, lease.job_pool, lease.job_attempt = "", "", 0
 
-    def _notices(self, kind: _Kind[_Listed]) -> Iterator[str]:
+    def _notices(self, kind: _Kind[_Listing]) -> Iterator[str]:
         """Yield a sentence for each node whose answer is old or missing."""
         answers, state = kind.answers, self._loop.state
         for name, member in sorted(state.members.items()):
@@ -236,7 +236,7 @@ def _why_unknown(state: PoolState, name: NodeName, now: float) -> str:
     return "does not answer"
 
 
-def _parsed(kind: type[_Listed], body: bytes) -> _Listed | None:
+def _parsed(kind: type[_Listing], body: bytes) -> _Listing | None:
     """Return a node's answer, None if it is not one or has more than a node has."""
     if len(body) > MAX_BODY_BYTES:
         return None

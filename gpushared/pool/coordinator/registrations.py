@@ -65,7 +65,7 @@ class _Share:
         self._bounds = bounds
         self._specs, self._bytes = 0, 0
 
-    def kept(self, report: Report) -> Report:
+    def bounded(self, report: Report) -> Report:
         """Return the report, without its job's spec and request once the bound is reached."""
         if report.spec is None and report.request is None:
             return report
@@ -143,7 +143,7 @@ class Registrations:
     ) -> tuple[Report, ...]:
         """Return the registration's reports, with the reports that follow the registration."""
         share = _Share(self._bounds)
-        reports = [share.kept(codec.read_report(data)) for data in registration.reports]
+        reports = [share.bounded(codec.read_report(data)) for data in registration.reports]
         size, is_long = 0, False
         for _ in range(registration.more_reports):
             message = await self._next(context)
@@ -153,7 +153,7 @@ class Registrations:
             if size > self._bounds.long_bytes and not is_long:
                 await self._wait_for_room(node, stack)
                 is_long = True
-            reports.append(share.kept(codec.read_report(message.report)))
+            reports.append(share.bounded(codec.read_report(message.report)))
         return tuple(reports)
 
     async def _wait_for_room(self, node: NodeName, stack: AsyncExitStack) -> None:

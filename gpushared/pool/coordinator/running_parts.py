@@ -98,7 +98,7 @@ def unary_service(
     """Serve the calls in ``handlers`` by name; the service answers other calls with ``unimplemented``."""
     methods = {name: descriptor.methods_by_name[name] for name in handlers}
     served = {
-        name: _served(f"{descriptor.name}/{name}", methods[name], handler, callers)
+        name: _grpc_handler(f"{descriptor.name}/{name}", methods[name], handler, callers)
         for name, handler in handlers.items()
     }
     generic = grpc.method_handlers_generic_handler(descriptor.full_name, served)
@@ -109,14 +109,14 @@ def unary_service(
         calls={
             f"{descriptor.full_name}/{name}": Unary(
                 GetMessageClass(methods[name].input_type),
-                _local(f"{descriptor.name}/{name}", handler, callers),
+                _json_call(f"{descriptor.name}/{name}", handler, callers),
             )
             for name, handler in handlers.items()
         },
     )
 
 
-def _served(
+def _grpc_handler(
     name: str, method: MethodDescriptor, handler: Handler, callers: Callers
 ) -> grpc.RpcMethodHandler[Any, Any]:
     async def call(message: Message, context: Context[Any, Any]) -> Message:
@@ -125,7 +125,7 @@ def _served(
     return unary_handler(method, call)
 
 
-def _local(name: str, handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
+def _json_call(name: str, handler: Handler, callers: Callers) -> Callable[[Any, Caller], Awaitable[Message]]:
     async def call(message: Any, caller: Caller) -> Message:  # the message type is the descriptor's
         pool_caller = callers.of_json(caller)
         callers.check_answers(name)

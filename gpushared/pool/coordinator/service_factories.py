@@ -65,8 +65,8 @@ FIRST_MESSAGE_SECONDS = 30.0
 """A tunnel may be open this long before its first message names its job."""
 MAX_NODES_NAMED = 5
 """A notice names at most this many nodes."""
-_Asked = TypeVar("_Asked", bound=Message)
-_Answered = TypeVar("_Answered", bound=Message)
+_Request = TypeVar("_Request", bound=Message)
+_Answer = TypeVar("_Answer", bound=Message)
 EVERYWHERE = frozenset(Listener)
 BY_TLS = frozenset({Listener.NODES, Listener.USERS})
 _LINK = link_pb2.DESCRIPTOR.services_by_name["NodeLink"].full_name
@@ -250,7 +250,7 @@ async def _first_message(context: Context[Any, Any]) -> object:
         raise TimedOut(f"no message came in {FIRST_MESSAGE_SECONDS:.0f} s", hint="try again") from None
 
 
-def _for(scope: Scope, call: Callable[[_Asked, Owner], Awaitable[_Answered]]) -> Handler:
+def _for(scope: Scope, call: Callable[[_Request, Owner], Awaitable[_Answer]]) -> Handler:
     """Return a handler that makes the call if the caller has the scope."""
 
     async def handler(message: Any, caller: PoolCaller) -> Message:

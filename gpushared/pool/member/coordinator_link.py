@@ -280,7 +280,7 @@ class MemberLink:
         """Return the request to wait at a standby, once all have been asked in vain."""
         if self._lost_epoch is None:
             return ()
-        wait = str(self._timing.held)
+        wait = str(self._timing.hold)
         return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._lost_epoch))
 
     def _note_epoch(self, epoch: int) -> None:

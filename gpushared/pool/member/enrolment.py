@@ -174,7 +174,7 @@ class Enrolment:
                 )
             keys = self._keys_for(join_token)
             address, answer = await self._first(
-                addresses, lambda address: self._signed(address, join_token, node, keys)
+                addresses, lambda address: self._request_certificate(address, join_token, node, keys)
             )
             working_first = (address, *addresses)
             membership = Membership(
@@ -218,7 +218,7 @@ class Enrolment:
             raise errors[0]
         raise Unavailable("; ".join(error.message for error in errors), hint=errors[0].hint)
 
-    async def _signed(
+    async def _request_certificate(
         self, address: Address, token: JoinToken, node: str, keys: _Keys
     ) -> pool_pb2.SignAnswer:
         anchor = await pinned_anchor(address, token, self._now())
@@ -261,7 +261,7 @@ class Enrolment:
                 )
             request = pool_pb2.RenewRequest(csr=make_csr(key, member.speaks), now=self._now())
             _, answer = await self._first(
-                member.all_node_addresses, lambda address: _renewed(address, member, request)
+                member.all_node_addresses, lambda address: _renew(address, member, request)
             )
             _check_answer(answer, member.node)
             newer = member.renewed(
@@ -352,7 +352,7 @@ def _credentials(member: Membership) -> grpc.ChannelCredentials:
     )
 
 
-async def _renewed(address: str, member: Membership, request: pool_pb2.RenewRequest) -> pool_pb2.SignAnswer:
+async def _renew(address: str, member: Membership, request: pool_pb2.RenewRequest) -> pool_pb2.SignAnswer:
     async with _channel(address, _credentials(member), member.pool) as channel:
         return await _call(pool_pb2_grpc.JoinStub(channel).Renew, request, address)
 

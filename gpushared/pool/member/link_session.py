@@ -68,14 +68,14 @@ class Timing:
     ``look`` bounds the age of the newest check of the fences when the session sends a message.
 
     Where another coordinator may lead, ``silence_among_others`` and two heartbeats are enough, the coordinator
-    must accept the call within ``reach``, and it may hold a registration for ``held`` until it leads.
+    must accept the call within ``reach``, and it may hold a registration for ``hold`` until it leads.
     """
 
     answer: float = 30.0
     silence: float = 40.0
     silence_among_others: float = 12.0
     reach: float = 8.0
-    held: int = 10
+    hold: int = 10
     news: float = 0.05
     settle: float = 0.02
     look: float = 1.0
@@ -151,7 +151,7 @@ class Session:
         answer = await self._registration_answer()
         if not isinstance(answer, link_pb2.Down):
             raise Unavailable("the coordinator ended the link within the registration")
-        _refused(answer)
+        _raise_refusal(answer)
         bounds.check_message(answer)
         self.welcome = answer.welcome
         if self.welcome.pool != self._identity.pool:
@@ -206,16 +206,16 @@ class Session:
 
         An answer that comes while the registration is still being sent is a refusal.
         """
-        held_seconds = 0.0
+        hold_seconds = 0.0
         if self._has_others():
             # A write to a call that is being refused hides the refusal: grpc.aio then raises an internal error.
             await self._wait_until_accepted()
-            held_seconds = self._timing.held
+            hold_seconds = self._timing.hold
         reading = asyncio.ensure_future(self._call.read())
         writing = asyncio.create_task(self._send_registration())
         try:
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            return await self._in_time(reading, held_seconds)
+            return await self._in_time(reading, hold_seconds)
         finally:
             reading.cancel()
             writing.cancel()
@@ -423,7 +423,7 @@ class Session:
             case "question":
                 self._begin_answer(message.question)
             case "refuse":
-                _refused(message)
+                _raise_refusal(message)
             case other:
                 log.debug("the coordinator said %s, which this version does not know", other)
 
@@ -434,7 +434,7 @@ class Session:
 
     async def _begin_order(self, data: bytes) -> None:
         await self._slots.acquire()
-        self.undecided.start(_done_or_logged(partial(self._order, data)), over=self._slots.release)
+        self.undecided.start(_do_or_log(partial(self._order, data)), over=self._slots.release)
 
     async def _order(self, data: bytes) -> None:
         """Take an order and answer it.
@@ -475,7 +475,7 @@ class Session:
     async def _store_messages(self) -> None:
         """Store messages one after the other, because the newest message on a job must come last."""
         while True:
-            await _done_or_logged(await self._messages_to_store.get())
+            await _do_or_log(await self._messages_to_store.get())
 
     async def _outbox_ack(self, ack: link_pb2.OutboxAck) -> None:
         job = JobId(ack.job_id)
@@ -494,14 +494,14 @@ class Session:
             self._mailbox.put(link_pb2.TrustSeen, self._trust_seen)
 
 
-async def _done_or_logged(work: Callable[[], Awaitable[None]]) -> None:
+async def _do_or_log(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except GpushareError as error:
         log.warning("a message of the coordinator was not applied: %s", error)
 
 
-def _refused(message: link_pb2.Down) -> None:
+def _raise_refusal(message: link_pb2.Down) -> None:
     if message.HasField("refuse"):
         refuse = message.refuse
         raise codec.refused(refuse.code, refuse.message, refuse.hint)

@@ -233,7 +233,7 @@ class TunnelEndpoints:
     async def _tunnel(self, endpoint: _Endpoint, sock: socket.socket) -> None:
         stream: TunnelStream | None = None
         try:
-            tunnel = self._take_ready(endpoint) or await self._opened(endpoint)
+            tunnel = self._take_ready(endpoint) or await self._open_tunnel(endpoint)
             stream = TunnelStream(sock, opened_here=True)
             try:
                 await _carry(stream, tunnel.call)
@@ -264,7 +264,9 @@ class TunnelEndpoints:
         if stream is None or not (stream.received or stream.is_done):
             await _refuse(sock, error)
 
-    async def _opened(self, endpoint: _Endpoint, stream_id: str = "", received: int | None = None) -> Tunnel:
+    async def _open_tunnel(
+        self, endpoint: _Endpoint, stream_id: str = "", received: int | None = None
+    ) -> Tunnel:
         """Open a tunnel, and return it once its first message is sent.
 
         With the name of a connection and the count of its received bytes, resume the connection.
@@ -275,7 +277,7 @@ class TunnelEndpoints:
         if received is not None:
             first.received = received
         metadata = await self._vouch(endpoint.caller, first)
-        call = _called(await self._channel(), metadata)
+        call = _open_call(await self._channel(), metadata)
         try:
             await call.write(first)
         except BaseException:
@@ -294,7 +296,7 @@ class TunnelEndpoints:
             try:
                 async with asyncio.timeout_at(until):
                     await self._until_back(backoff.seconds(0.0))
-                    tunnel = await self._opened(endpoint, stream_id, stream.received)
+                    tunnel = await self._open_tunnel(endpoint, stream_id, stream.received)
                     received = await _count(tunnel.call)
             except (*CALL_ERRORS, Unavailable) as error:
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL:
@@ -336,7 +338,7 @@ class TunnelEndpoints:
     async def _keep_ready(self, endpoint: _Endpoint) -> None:
         """Keep a tunnel ready until a client takes it, or until no client took it for a while."""
         try:
-            ready = _ReadyTunnel(await self._opened(endpoint))
+            ready = _ReadyTunnel(await self._open_tunnel(endpoint))
             endpoint.ready.append(ready)
             try:
                 async with asyncio.timeout(READY_SECONDS):
@@ -360,7 +362,7 @@ class TunnelEndpoints:
         return None
 
 
-def _called(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
+def _open_call(channel: grpc.aio.Channel, metadata: Metadata) -> Call:
     """Call ``Jobs.Tunnel``."""
     return channel.stream_stream(
         "/gpushare.v1.Jobs/Tunnel",

@@ -95,7 +95,7 @@ class TunnelEnds:
 
     async def _serve(self, request: link_pb2.OpenTunnel) -> None:
         try:
-            call = _called(await self._channel())
+            call = _open_call(await self._channel())
             try:
                 await self._join(request, call)
             finally:
@@ -106,7 +106,7 @@ class TunnelEnds:
     async def _join(self, request: link_pb2.OpenTunnel, call: Call) -> None:
         try:
             account = await self._account_for(request)
-            sock = None if request.HasField("received") else self._connected(request, account)
+            sock = None if request.HasField("received") else self._connect(request, account)
         except GpushareError as error:
             self._on_tunnel(request, error)
             await call.write(
@@ -131,7 +131,7 @@ class TunnelEnds:
         else:
             await self._pass_on(call, sock)
 
-    def _connected(self, request: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
+    def _connect(self, request: link_pb2.OpenTunnel, account: Caller) -> socket.socket:
         if request.stream_id in self._connections:
             raise RequestError("a connection of that name is there", hint="each connection has its own")
         return self._connect_as(account, partial(self._is_away, request.stream_id))
@@ -255,7 +255,7 @@ async def _until_given_up(stream: TunnelStream) -> None:
             await asyncio.sleep(STALL_SECONDS)
 
 
-def _called(channel: grpc.aio.Channel) -> Call:
+def _open_call(channel: grpc.aio.Channel) -> Call:
     """Call ``NodeLink.Serve``."""
     return channel.stream_stream(
         "/gpushare.v1.NodeLink/Serve",

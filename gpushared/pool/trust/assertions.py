@@ -114,10 +114,10 @@ class AssertionCheck:
         """
         assertion = _read(_verified(signed, node), node)
         if assertion.audience != self._pool:
-            raise _refused(node, f"it is for the pool {shown(assertion.audience)}, and this is {self._pool}")
+            raise _refusal(node, f"it is for the pool {shown(assertion.audience)}, and this is {self._pool}")
         _check_times(assertion, node, now)
         if assertion.digest != digest.hex():
-            raise _refused(node, "it is for another request")
+            raise _refusal(node, "it is for another request")
         _check_realm(assertion.principal, node)
         self._nonces.use(node.node, assertion.nonce, assertion.expires_at + TOLERANCE_SECONDS, now)
         return assertion
@@ -126,11 +126,11 @@ class AssertionCheck:
 def _verified(signed: bytes, node: NodeCertificate) -> bytes:
     signature, text = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
     if len(signed) > MAX_BYTES:
-        raise _refused(node, f"it is longer than {MAX_BYTES} bytes")
+        raise _refusal(node, f"it is longer than {MAX_BYTES} bytes")
     try:
         Ed25519PublicKey.from_public_bytes(node.assertion_key).verify(signature, _CONTEXT + text)
     except (InvalidSignature, ValueError) as error:
-        raise _refused(node, "its signature is not that of the node's key") from error
+        raise _refusal(node, "its signature is not that of the node's key") from error
     return text
 
 
@@ -147,7 +147,7 @@ def _read(text: bytes, node: NodeCertificate) -> Assertion:
             nonce=str(data["nonce"]),
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise _refused(node, f"it cannot be read: {type(error).__name__}") from error
+        raise _refusal(node, f"it cannot be read: {type(error).__name__}") from error
 
 
 def _check_times(assertion: Assertion, node: NodeCertificate, now: float) -> None:
@@ -168,7 +168,7 @@ def _check_realm(principal: str, node: NodeCertificate) -> None:
     try:
         _, realm = split_principal(principal)
     except RequestError as error:
-        raise _refused(node, error.message) from error
+        raise _refusal(node, error.message) from error
     if not node.may_assert(realm):
         own = ", ".join(sorted({node.node, *node.realms}))
         raise PermissionRefused(
@@ -178,7 +178,7 @@ def _check_realm(principal: str, node: NodeCertificate) -> None:
         )
 
 
-def _refused(node: NodeCertificate, why: str) -> PermissionRefused:
+def _refusal(node: NodeCertificate, why: str) -> PermissionRefused:
     return PermissionRefused(
         f"the word of node {node.node} for its user is refused: {why}",
         hint=f"do gpushared on {node.node} and the coordinator have the same version (`gpushare version`)?",

@@ -52,8 +52,8 @@ SHARE_OF_A_NODE = 4
 CALLS_OF_A_PRINCIPAL = 1024
 """Bound a principal's calls under way over all nodes and tokens; a node bounds its own users likewise."""
 
-_Asked = TypeVar("_Asked", bound=Message)
-_Answered = TypeVar("_Answered")
+_Request = TypeVar("_Request", bound=Message)
+_Answer = TypeVar("_Answer")
 
 
 def _always(_: float) -> GpushareError | None:
@@ -300,11 +300,11 @@ class Callers:
 
     async def unary(
         self,
-        call: Callable[[_Asked, PoolCaller], Awaitable[_Answered]],
-        message: _Asked,
+        call: Callable[[_Request, PoolCaller], Awaitable[_Answer]],
+        message: _Request,
         context: Context[Any, Any],
         name: str = "",
-    ) -> _Answered:
+    ) -> _Answer:
         """Answer a call together with its caller; an error of the tree becomes the gRPC status.
 
         ``name`` leaves out the API's name. A call may wait for long; it ends when the caller's token or
@@ -374,11 +374,11 @@ class Callers:
 
     async def stream(
         self,
-        call: Callable[[_Asked, PoolCaller], AsyncIterator[_Answered]],
-        message: _Asked,
+        call: Callable[[_Request, PoolCaller], AsyncIterator[_Answer]],
+        message: _Request,
         context: Context[Any, Any],
         name: str = "",
-    ) -> AsyncGenerator[_Answered, None]:
+    ) -> AsyncGenerator[_Answer, None]:
         """Answer a call with a stream, which ends when the caller's token or certificate becomes invalid.
 
         An error of the tree becomes the gRPC status, as in ``unary``.
@@ -413,7 +413,7 @@ def _person_caller(caller: PoolCaller, token: str = "") -> PersonCaller:
     return PersonCaller(NOBODY_HERE, NOBODY_HERE, caller.owner.person, trusted=caller.is_admin, token=token)
 
 
-async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]) -> _Answered:
+async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answer]) -> _Answer:
     """Return the result of the work, or raise the error in ``gone`` if that comes first."""
     task = asyncio.ensure_future(work)
     both: set[asyncio.Future[Any]] = {task, gone}
@@ -427,8 +427,8 @@ async def unless(gone: asyncio.Future[GpushareError], work: Awaitable[_Answered]
 
 
 async def until(
-    gone: asyncio.Future[GpushareError], answers: AsyncIterator[_Answered]
-) -> AsyncGenerator[_Answered, None]:
+    gone: asyncio.Future[GpushareError], answers: AsyncIterator[_Answer]
+) -> AsyncGenerator[_Answer, None]:
     """Yield the answers until they end, or raise the error in ``gone`` if that comes first."""
     while True:
         following = asyncio.ensure_future(anext(answers))

@@ -18,7 +18,7 @@ POOL_USER = "gpushared-pool"
 
 
 @dataclass(frozen=True, slots=True)
-class Founded:
+class NewPool:
     """Describe the pool that was made. ``user`` owns its files now."""
 
     pool: str
@@ -27,7 +27,7 @@ class Founded:
     user: str
 
 
-def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founded:
+def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> NewPool:
     """Create a pool. Raises RequestError (bad name), StateConflict (the folder has a pool), ConfigError.
 
     ``user`` becomes the owner of the files. If it is empty, root gives the files to the coordinator's user,
@@ -40,7 +40,7 @@ def found_pool(state_dir: Path, pool: str, now: float, user: str = "") -> Founde
     make_store_key(state_dir / CA_FOLDER)
     if os.geteuid() == 0:
         _give_to(state_dir, account)
-    return Founded(pool, state_dir, authority.digest, owner)
+    return NewPool(pool, state_dir, authority.digest, owner)
 
 
 def _coordinators_user() -> str:

@@ -74,7 +74,7 @@ class SharedTrust:
         }
         self._ledger.take(lines[key] for key in sorted(lines))
         self._next_line = 1 + max((int(key.removeprefix(LEDGER)) for key in lines), default=-1)
-        content = await asyncio.to_thread(self._opened, anchors.value)
+        content = await asyncio.to_thread(self._decrypted, anchors.value)
         if content == self._authority.content():
             return False
         if self._authority.is_newer_than(content):
@@ -88,7 +88,7 @@ class SharedTrust:
         async with self._turn:
             if (anchors := (await self._store.load(ANCHORS)).records.get(ANCHORS)) is not None:
                 # The store may have been put back from a copy that is older than the authority.
-                if self._authority.is_newer_than(await asyncio.to_thread(self._opened, anchors.value)):
+                if self._authority.is_newer_than(await asyncio.to_thread(self._decrypted, anchors.value)):
                     await self._publish(epoch)
                 return
             rest = tuple((await self._store.load(LEDGER)).records)  # of a coordinator that ended amid this
@@ -123,14 +123,14 @@ class SharedTrust:
         await self._publish(self._epoch())
 
     async def _publish(self, epoch: int) -> None:
-        sealed = await asyncio.to_thread(self._sealed, self._authority.content())
+        sealed = await asyncio.to_thread(self._encrypted, self._authority.content())
         await self._store.commit(Transaction(epoch, {ANCHORS: sealed}))
 
-    def _sealed(self, content: bytes) -> bytes:
+    def _encrypted(self, content: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
         return nonce + AESGCM(self._key()).encrypt(nonce, content, ANCHORS.encode())
 
-    def _opened(self, sealed: bytes) -> bytes:
+    def _decrypted(self, sealed: bytes) -> bytes:
         try:
             key = AESGCM(self._key())
             return key.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], ANCHORS.encode())

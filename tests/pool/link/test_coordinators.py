@@ -159,7 +159,7 @@ async def test_a_node_that_was_refused_after_a_wait_asks_all_before_it_waits_aga
         OtherCoordinator(coordinator).serving() as restarted,
     ):
         addresses = (first.address, second.address, restarted.address)
-        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(held=int(NEVER)))
+        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(hold=int(NEVER)))
         async with node.running():
             await until(lambda: first.asked == 2)
             restarted.lead()
@@ -182,7 +182,7 @@ async def test_a_node_does_not_wait_for_the_leader_after_one_that_is_taking_over
             standby.standby.led_by("dgx3", 2)
         taking_over.standby.led_by("", 0)
         addresses = (first.address, second.address, taking_over.address)
-        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(held=int(NEVER)))
+        node = member(coordinator, *addresses, retry=BRISK, timing=Timing(hold=int(NEVER)))
         async with node.running():
             await until(lambda: taking_over.asked == 2)
             taking_over.lead()
