@@ -19,13 +19,12 @@ from gpushared.api.v1 import link_pb2_grpc
 from gpushared.daemon.clocks import boottime, day_at
 from gpushared.daemon.tasks import TaskSet
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.model.coordinator_addresses import AddressRound
 from gpushared.domain.model.errors import Code, GpushareError, TimedOut, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.net.call_checks import hint_of, leader_epoch_of
-from gpushared.pool.link import codec
 from gpushared.pool.member.dial import Backoff, Dial, Retry, fault
 from gpushared.pool.member.heartbeats import FIRST_SECONDS
+from gpushared.pool.member.leader_search import LeaderSearch
 from gpushared.pool.member.link_session import Identity, Session, Timing
 from gpushared.pool.member.node_ports import MessageReceivers, NodeFacts, OrderPort, OutboxPort
 from gpushared.pool.trust.certificates import offset_words
@@ -114,19 +113,8 @@ class MemberLink:
         self._random = random or SystemRandom()
         self._retry = retry or Retry()
         self._backoff = Backoff(self._retry, self._random)
-        self._round = AddressRound(dial.addresses)
-        self._known_epoch = 0
-        """Hold the newest epoch that a coordinator has named."""
-        self._lost_epoch: int | None = None
-        """Hold the epoch of the leader that this node does not reach, once all were asked in vain."""
-        self._leader_unknown = False
-        """Hold True if a coordinator of this round answered that nobody leads: it may be taking over."""
-        self._silent_leader = ""
-        """Hold the address of the coordinator that fell silent while it led."""
+        self._search = LeaderSearch(dial.addresses)
         self._logged: set[str] = set()
-        self._may_recover = False
-        """Hold True if an address of this round failed in a way that may pass."""
-        self._dialled = ""
         self._was_up = False
         self._session: Session | None = None
         self._undecided = TaskSet()
@@ -241,12 +229,12 @@ class MemberLink:
         await self._undecided.wait()
         if self._before_dialling is not None:
             await self._before_dialling()
-        addresses, address = self.dial.addresses, self.dial.address
-        self._dialled = address
+        addresses, address = self.dial.addresses, self._search.next_address()
         channel = await self.dial.channel(address)
         session: Session | None = None
         try:
-            call = link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=self._wait_metadata())
+            metadata = self._search.wait_metadata(self._timing.hold)
+            call = link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=metadata)
             session = self._session = Session(
                 self._identity,
                 call,
@@ -265,7 +253,7 @@ class MemberLink:
         except grpc.aio.AioRpcError as error:
             if hint_of(error):
                 addresses.answered(address)
-                self._note_epoch(leader_epoch_of(error))
+                self._search.refused(leader_epoch_of(error))
             raise fault(address, error) from error
         except asyncio.InvalidStateError as error:  # grpc.aio raises this for a call that ended
             raise Unavailable("the link to the coordinator ended") from error
@@ -276,41 +264,14 @@ class MemberLink:
                 self._heard_at = session.acknowledged_at or self._heard_at
             await channel.close()
 
-    def _wait_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the request to wait at a standby, once all have been asked in vain."""
-        if self._lost_epoch is None:
-            return ()
-        wait = str(self._timing.hold)
-        return (codec.WAIT_METADATA, wait), (codec.LOST_METADATA, str(self._lost_epoch))
-
-    def _note_epoch(self, epoch: int) -> None:
-        """Ask all coordinators anew if there is a newer leader: it may be one that was asked before it led.
-
-        The epoch is 0 in an answer that nobody leads.
-        """
-        self._leader_unknown |= not epoch
-        if epoch > self._known_epoch:
-            self._known_epoch, self._lost_epoch, self._leader_unknown = epoch, None, False
-            self._round.begin_anew()
-
-    def _end_round(self) -> None:
-        """Note that no coordinator serves, and which leader this node does not reach.
-
-        While a leader takes over, others name it already, but it still answers that nobody leads: this node must
-        not wait for the leader after that one.
-        """
-        self._lost_epoch = self._epoch if self._leader_unknown else self._known_epoch
-        self._leader_unknown = False
-
     def _welcomed(self, session: Session) -> None:
         self._hurry.clear()
         self._backoff.after_success()
-        self._round.begin_anew()
-        self._lost_epoch, self._silent_leader = None, ""
+        self._search.found(session.welcome.epoch)
         self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
-        self._epoch = self._known_epoch = session.welcome.epoch
+        self._epoch = session.welcome.epoch
         self._connected_since, self._lost_since = boottime(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)
@@ -331,8 +292,9 @@ class MemberLink:
 
     def _with_address(self, message: str) -> str:
         """Return the message with the address, if there are several and the message names none."""
-        is_clear = self._dialled in message or not self.dial.addresses.has_others
-        return message if is_clear else f"{self._dialled}: {message}"
+        dialled = self._search.dialled
+        is_clear = dialled in message or not self.dial.addresses.has_others
+        return message if is_clear else f"{dialled}: {message}"
 
     def _lost(self, error: GpushareError) -> None:
         """Note why there is no link. Each reason is logged once, until there is a link again."""
@@ -342,7 +304,7 @@ class MemberLink:
             self._logged.add(str(error))
         self._was_up = self._connected_since is not None
         if self._was_up:
-            self._silent_leader = self._dialled if isinstance(error, TimedOut) else ""
+            self._search.lost(is_silent=isinstance(error, TimedOut))
             self._connected_since, self._lost_since = None, boottime()
         self._error = error
         self._wake()
@@ -370,14 +332,9 @@ class MemberLink:
         """
         refused = self._error is not None and self._error.code not in _PASSING
         if self.dial.addresses.has_others and not (refused and not isinstance(self._error, WrongCoordinator)):
-            self._may_recover |= not refused
-            if not self._round.failed(self._dialled):
+            if not self._search.failed(may_recover=not refused):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
-            if self.dial.address == self._silent_leader:
-                # It is asked last, because it may answer nothing for long.
-                self.dial.addresses.leave(self._silent_leader)
-            self._end_round()
-            refused, self._may_recover = not self._may_recover, False
+            refused = not self._search.end_round()
             if not refused and self._away_seconds() < self._retry.brisk:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
