@@ -30,7 +30,7 @@ class HighWaterMark:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: HighWater | None = None
+        self._mark: HighWater | None = None
         self._written = HighWater()
 
     async def before_leading(self, epoch: int) -> int:
@@ -40,19 +40,19 @@ class HighWaterMark:
         have more revisions. The epoch of the new store is lower all the same. This method stores the doubt
         before anything raises the epoch.
         """
-        if self._found is None:
-            found = await asyncio.to_thread(read_high_water, self._path)
-            if epoch < found.epoch and not found.doubted:
-                found = replace(found, doubted=True)
-                await asyncio.to_thread(write_high_water, self._path, found)
-            self._found = found
-        return self._found.epoch
+        if self._mark is None:
+            mark = await asyncio.to_thread(read_high_water, self._path)
+            if epoch < mark.epoch and not mark.doubted:
+                mark = replace(mark, doubted=True)
+                await asyncio.to_thread(write_high_water, self._path, mark)
+            self._mark = mark
+        return self._mark.epoch
 
     def is_ahead_of(self, revision: int) -> bool | None:
         """Return True if the store once was further than this revision, None if there is no mark."""
-        if self._found is None or (not self._found.revision and not self._found.doubted):
+        if self._mark is None or (not self._mark.revision and not self._mark.doubted):
             return None
-        return self._found.doubted or revision < self._found.revision
+        return self._mark.doubted or revision < self._mark.revision
 
     async def keep(self, epoch: int, revision: int) -> None:
         """Write how far the store is. Raises Unavailable."""

@@ -1,7 +1,4 @@
-"""Keep jobs in one SQLite file, blocking.
-
-And reach the file from the event loop: a coordinator's ``JobStore``.
-"""
+"""Keep jobs in one SQLite file, blocking; and reach it from the event loop: a coordinator's ``JobStore``."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from gpushared.ports.job_store import (
     Transaction,
 )
 from gpushared.storage.high_water import HighWater, HighWaterMark
-from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile, is_for_want_of_room, translated
+from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile, is_for_want_of_room, translated
 from gpushared.storage.sqlite.file_calls import Calls
 
 log = logging.getLogger(__name__)
@@ -49,7 +46,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
-WORDS = FileWords(
+WORDING = FileWording(
     noun="the store",
     program="the coordinator",
     error=StoreUnavailable,
@@ -58,8 +55,8 @@ WORDS = FileWords(
     "nodes then report what runs, and outboxes what waits",
     if_newer="install the newer gpushared again",
 )
-NODES_WORDS = replace(
-    WORDS,
+NODE_WORDING = replace(
+    WORDING,
     noun="the node's job store",
     program="the daemon",
     if_busy="is another gpushared running on this node?",
@@ -88,10 +85,15 @@ class StoreFile(SqliteFile):
     """
 
     def __init__(
-        self, path: Path, *, busy_seconds: float, words: FileWords = WORDS, leads_unwritten: bool = False
+        self,
+        path: Path,
+        *,
+        busy_seconds: float,
+        wording: FileWording = WORDING,
+        leads_unwritten: bool = False,
     ) -> None:
         """With ``leads_unwritten`` lead also on a full disk; the next commit then writes the epoch."""
-        super().__init__(path, SCHEMA, words, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, wording, busy_seconds=busy_seconds)
         self._lock: int | None = None
         self._leads_unwritten = leads_unwritten
         self._epoch_to_write = 0
@@ -133,9 +135,9 @@ class StoreFile(SqliteFile):
             highest = min(highest, after)
         elif after:
             lowest = max(lowest, after + "\0")
-        order = f"{_SELECT} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
+        query = f"{_SELECT} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
         with self._reading() as db:
-            rows = db.execute(order, (lowest, highest, max(0, limit))).fetchall()
+            rows = db.execute(query, (lowest, highest, max(0, limit))).fetchall()
         return tuple((key, Record(value, revision)) for key, revision, value in rows)
 
     def count(self, prefix: str) -> int:
@@ -167,7 +169,7 @@ class StoreFile(SqliteFile):
 
     def fill(self, contents: Contents, epoch: int) -> None:
         """Replace all records in one transaction, with their revisions."""
-        rows = ((key, one.revision, one.value) for key, one in contents.records.items())
+        rows = ((key, record.revision, record.value) for key, record in contents.records.items())
         with self._writing() as db:
             db.execute("DELETE FROM record")
             db.executemany(_PUT.format(_ROW), rows)
@@ -184,7 +186,7 @@ class StoreFile(SqliteFile):
     def _locked(self) -> int:
         """Return the lock's file, open and locked. Raises Deposed if another process has the lock."""
         path = Path(f"{self._path}.lock")
-        with translated(self._path, self._words):
+        with translated(self._path, self._wording):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -227,10 +229,10 @@ def _check_epoch(db: sqlite3.Connection, epoch: int) -> None:
 
 def _compare(db: sqlite3.Connection, transaction: Transaction) -> None:
     for key, expected in (transaction.compares or {}).items():
-        found = _revision_of(db, key)
-        if found != expected:
+        revision = _revision_of(db, key)
+        if revision != expected:
             raise Conflict(
-                f"{key} is at revision {found}, not at {expected}", hint="it was changed; load it again"
+                f"{key} is at revision {revision}, not at {expected}", hint="it was changed; load it again"
             )
 
 
@@ -332,7 +334,7 @@ class SqliteStore(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
         max_changes: int = MAX_CHANGES,
-        words: FileWords = WORDS,
+        wording: FileWording = WORDING,
         leads_unwritten: bool = False,
         mark: Path | None = None,
     ) -> None:
@@ -340,14 +342,16 @@ class SqliteStore(Calls):
 
         ``mark`` is a file that is not restored with the store, and tells that an old copy was put back.
         """
-        super().__init__("store", path, words, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        super().__init__("store", path, wording, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._max_changes = max_changes
-        self._file = StoreFile(path, busy_seconds=busy_seconds, words=words, leads_unwritten=leads_unwritten)
+        self._file = StoreFile(
+            path, busy_seconds=busy_seconds, wording=wording, leads_unwritten=leads_unwritten
+        )
         self._log: ChangeLog | None = None
         self._mark = None if mark is None else HighWaterMark(mark)
         self._led: HighWater | None = None
         """The epoch with which this process leads, and the newest revision that it knows."""
-        self._revision_found = 0
+        self._first_revision = 0
         self._keeps_mark = False
         """True once the coordinator has stored that it doubts an old copy: then the mark may forget that."""
 
@@ -357,7 +361,7 @@ class SqliteStore(Calls):
         epoch = await self._call(lambda: self._file.lead(above))
         revision = await self._read(self._file.revision)
         if self._led is None:
-            self._revision_found = revision
+            self._first_revision = revision
         self._led = HighWater(epoch, revision)
         return epoch
 
@@ -372,7 +376,7 @@ class SqliteStore(Calls):
             await asyncio.sleep(MARK_SECONDS)
 
     async def is_behind(self) -> bool | None:
-        return None if self._mark is None else self._mark.is_ahead_of(self._revision_found)
+        return None if self._mark is None else self._mark.is_ahead_of(self._first_revision)
 
     async def epoch(self) -> int:
         return await self._read(self._file.epoch)

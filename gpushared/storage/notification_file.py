@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.model.errors import OutboxUnavailable
-from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDS = FileWords(
+WORDING = FileWording(
     noun="the file of notifications",
     program="the daemon",
     error=OutboxUnavailable,
@@ -107,7 +107,7 @@ class NotificationFile(SqliteFile):
     """Keep events and deliveries. Raises OutboxUnavailable, or ConfigError for another version."""
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
 
     def contents(self, now: float) -> OutboxContents:
         """Return the contents; a new file begins at ``now``."""
@@ -121,9 +121,13 @@ class NotificationFile(SqliteFile):
     def keep_targets(self, names: Collection[str], now: float) -> None:
         """Record since when each configured target exists, and forget the others with their deliveries."""
         with self._writing() as db:
-            known = {name for (name,) in db.execute("SELECT name FROM target").fetchall()} - {FILE_ITSELF}
-            db.executemany("INSERT INTO target VALUES (?, ?)", [(name, now) for name in {*names} - known])
-            gone = [(name,) for name in known - {*names}]
+            stored_names = {name for (name,) in db.execute("SELECT name FROM target").fetchall()} - {
+                FILE_ITSELF
+            }
+            db.executemany(
+                "INSERT INTO target VALUES (?, ?)", [(name, now) for name in {*names} - stored_names]
+            )
+            gone = [(name,) for name in stored_names - {*names}]
             db.executemany("DELETE FROM target WHERE name = ?", gone)
             db.executemany("DELETE FROM delivery WHERE target = ?", gone)
 
@@ -135,9 +139,9 @@ class NotificationFile(SqliteFile):
         with self._writing() as db:
             for event in events:
                 row = (event.subject, event.kind, event.occasion, now, event.body)
-                made = db.execute(_PUT_EVENT, row)
-                if made.rowcount == 1:
-                    rows = [(made.lastrowid, target, event.owner, now) for target in event.targets]
+                cursor = db.execute(_PUT_EVENT, row)
+                if cursor.rowcount == 1:
+                    rows = [(cursor.lastrowid, target, event.owner, now) for target in event.targets]
                     db.executemany(_PUT_DELIVERY, rows)
             return _shrunk(db, most)
 
@@ -197,7 +201,7 @@ class SqliteNotifications(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("notifications", path, WORDS, timeout_seconds=timeout_seconds)
+        super().__init__("notifications", path, WORDING, timeout_seconds=timeout_seconds)
         self._store = NotificationFile(path, busy_seconds=busy_seconds)
 
     async def contents(self, now: float) -> OutboxContents:

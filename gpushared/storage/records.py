@@ -8,7 +8,7 @@ field's metadata may say ``{"recorded": False}`` (it is stored elsewhere), ``{"r
 among the fields of the object).
 
 Types of fields: str, int, float, bool, StrEnum, NewTypes of these, dataclasses, unions of dataclasses, one of
-all these or None, tuples of one type, tuples of several types, and mappings from words to any of these.
+all these or None, tuples of one type, tuples of several types, and mappings from strings to any of these.
 """
 
 from __future__ import annotations
@@ -192,14 +192,14 @@ def _object_decoder(cls: Any) -> _Convert:
             raise RecordError(f"{cls.__name__} is {data!r}")
         if not required <= data.keys():
             raise RecordError(f"{cls.__name__} lacks {', '.join(sorted(required - data.keys()))}")
-        found = {}
+        values = {}
         for name, key, decode, plain in parts:
             if key in data:
                 item = data[key]
-                found[name] = item if type(item) is plain else decode(item)
+                values[name] = item if type(item) is plain else decode(item)
             elif not key:
-                found[name] = decode(data)
-        return cls(**found)
+                values[name] = decode(data)
+        return cls(**values)
 
     return convert
 
@@ -259,14 +259,14 @@ def _union_decoder(members: tuple[Any, ...], *, may_be_none: bool) -> _Convert:
     return convert
 
 
-def _enum_decoder(words: type[StrEnum]) -> _Convert:
-    members = {str(word): word for word in words}
+def _enum_decoder(enum: type[StrEnum]) -> _Convert:
+    members = {str(member): member for member in enum}
 
     def convert(data: Any) -> StrEnum:
-        word = members.get(data) if isinstance(data, str) else None
-        if word is None:
-            raise RecordError(f"{data!r} is not a valid {words.__name__}")
-        return word
+        member = members.get(data) if isinstance(data, str) else None
+        if member is None:
+            raise RecordError(f"{data!r} is not a valid {enum.__name__}")
+        return member
 
     return convert
 

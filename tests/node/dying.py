@@ -72,8 +72,8 @@ class DyingJournal:
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         return await self._inner.ended(limit)
 
-    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
-        return await self._inner.past(which, limit)
+    async def past(self, query: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
+        return await self._inner.past(query, limit)
 
     async def identity(self, newest_span: int = 0) -> int:
         return await self._inner.identity(newest_span)

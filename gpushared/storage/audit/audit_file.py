@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import AuditUnavailable, Code
 from gpushared.storage.audit.line import FACTS, AuditLine, Origin
-from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDS = FileWords(
+WORDING = FileWording(
     noun="the audit",
     program="the daemon",
     error=AuditUnavailable,
@@ -112,7 +112,7 @@ class AuditFile(SqliteFile):
     """
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
         self._since_prune = 0
 
     def newest(self) -> int:
@@ -136,14 +136,14 @@ class AuditFile(SqliteFile):
         with self._writing() as db:
             _prune(db, keep, now)
 
-    def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
+    def search(self, query: Search) -> tuple[NumberedLine, ...]:
         """Return the lines, oldest first."""
-        where, values = _conditions(wanted)
-        order = "DESC" if wanted.after is None else "ASC"
-        text = f"SELECT {_COLUMNS} FROM line WHERE {where} ORDER BY number {order} LIMIT ?"  # noqa: S608 - only conditions of ours; the values are bound
+        where, values = _conditions(query)
+        order = "DESC" if query.after is None else "ASC"
+        statement = f"SELECT {_COLUMNS} FROM line WHERE {where} ORDER BY number {order} LIMIT ?"  # noqa: S608 - only conditions of ours; the values are bound
         with self._reading() as db:
-            rows = db.execute(text, (*values, min(max(wanted.limit, 1), MAX_PAGE))).fetchall()
-        return tuple(map(_line, rows if wanted.after is not None else reversed(rows)))
+            rows = db.execute(statement, (*values, min(max(query.limit, 1), MAX_PAGE))).fetchall()
+        return tuple(map(_line, rows if query.after is not None else reversed(rows)))
 
 
 def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
@@ -163,26 +163,28 @@ def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
         db.execute(_PRUNE_USER, (uid, user, rows))
 
 
-def _conditions(wanted: Search) -> tuple[str, list[object]]:
-    chosen: list[tuple[str, Sequence[object]]] = [("1", ())]
-    if wanted.uid is not None:
-        chosen.append(("uid = ?", (wanted.uid,)))
-    if wanted.user:
-        number = int(wanted.user) if wanted.user.isascii() and wanted.user.isdigit() else None
-        chosen.append(("(user = ? OR uid = ?)", (wanted.user, number and min(number, 2**63 - 1))))
-    if wanted.since is not None:
-        chosen.append(("at >= ?", (wanted.since,)))
-    if wanted.refused:
-        chosen.append(("code != ''", ()))
-    if wanted.hides_missing:
-        chosen.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
-    if wanted.container:
-        chosen.append(_about(wanted.container))
-    if wanted.after is not None:
-        chosen.append(("number > ?", (wanted.after,)))
-    if wanted.before is not None:
-        chosen.append(("number < ?", (wanted.before,)))
-    return " AND ".join(text for text, _ in chosen), [value for _, values in chosen for value in values]
+def _conditions(query: Search) -> tuple[str, list[object]]:
+    conditions: list[tuple[str, Sequence[object]]] = [("1", ())]
+    if query.uid is not None:
+        conditions.append(("uid = ?", (query.uid,)))
+    if query.user:
+        number = int(query.user) if query.user.isascii() and query.user.isdigit() else None
+        conditions.append(("(user = ? OR uid = ?)", (query.user, number and min(number, 2**63 - 1))))
+    if query.since is not None:
+        conditions.append(("at >= ?", (query.since,)))
+    if query.refused:
+        conditions.append(("code != ''", ()))
+    if query.hides_missing:
+        conditions.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
+    if query.container:
+        conditions.append(_about(query.container))
+    if query.after is not None:
+        conditions.append(("number > ?", (query.after,)))
+    if query.before is not None:
+        conditions.append(("number < ?", (query.before,)))
+    return " AND ".join(text for text, _ in conditions), [
+        value for _, values in conditions for value in values
+    ]
 
 
 def _about(name: str) -> tuple[str, Sequence[object]]:
@@ -213,7 +215,7 @@ class SqliteAudit(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("audit", path, WORDS, timeout_seconds=timeout_seconds)
+        super().__init__("audit", path, WORDING, timeout_seconds=timeout_seconds)
         self._store = AuditFile(path, busy_seconds=busy_seconds)
 
     async def newest(self) -> int:
@@ -228,8 +230,8 @@ class SqliteAudit(Calls):
     async def prune(self, keep: Keep, now: float) -> None:
         await self._call(lambda: self._store.prune(keep, now))
 
-    async def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
-        return await self._read(lambda: self._store.search(wanted))
+    async def search(self, query: Search) -> tuple[NumberedLine, ...]:
+        return await self._read(lambda: self._store.search(query))
 
     async def close(self) -> None:
         """Finish the earlier calls, then release the file. Later calls are refused."""

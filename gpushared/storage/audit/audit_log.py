@@ -61,15 +61,15 @@ ALL = Rate(5000, 100.0)
 @dataclass(slots=True)
 class _Bucket:
     rate: Rate
-    left: float
+    tokens: float
     at: float
 
     def take(self, now: float) -> bool:
-        self.left = min(self.rate.burst, self.left + (now - self.at) * self.rate.per_second)
+        self.tokens = min(self.rate.burst, self.tokens + (now - self.at) * self.rate.per_second)
         self.at = now
-        if self.left < 1:
+        if self.tokens < 1:
             return False
-        self.left -= 1
+        self.tokens -= 1
         return True
 
 
@@ -131,14 +131,14 @@ def sentence(line: AuditLine) -> str:
     """Return the line as a sentence for people."""
     about = f" name={line.name!r}" if line.name else ""
     about += f" container={line.container[:12]}" if line.container else ""
-    said = f"{line.user} (uid {line.uid}, pid {line.origin.pid} {line.origin.executable or '-'})"
+    caller = f"{line.user} (uid {line.uid}, pid {line.origin.pid} {line.origin.executable or '-'})"
     answered = f"refused {line.status} {line.code}" if line.refused else f"{line.status or 'no answer'}"
     text = f": {line.text}" if line.text else ""
-    return f"audit {said} {line.method} {line.endpoint}{about} {answered}{text}{more(line)}"
+    return f"audit {caller} {line.method} {line.endpoint}{about} {answered}{text}{more(line)}"
 
 
 def more(line: AuditLine) -> str:
-    """Return words on the number of other lines that this line stands for."""
+    """Return a remark on the number of other lines that this line stands for."""
     if not line.more:
         return ""
     return f" (and {line.more} more like it by uid {line.uid} within {WINDOW_SECONDS:.0f} s)"
@@ -193,9 +193,9 @@ class AuditLog:
         if self._folding.passes(line, time.monotonic()):
             self._keep(line)
 
-    def take_finding(self, uid: int, user: str, what: str, container: str, text: str) -> None:
-        """Accept a line on what the daemon found by itself about a user's container; ``what`` names the event."""
-        self.take(line_now(uid, user, "FOUND", what, container=container, status=0, code=what, text=text))
+    def take_finding(self, uid: int, user: str, event: str, container: str, text: str) -> None:
+        """Accept a line on what the daemon found by itself about a user's container; ``event`` names it."""
+        self.take(line_now(uid, user, "FOUND", event, container=container, status=0, code=event, text=text))
 
     def take_reload(self, error: GpushareError | None = None) -> None:
         """Accept a line on a reload of the configuration, or on its failure.
@@ -228,10 +228,10 @@ class AuditLog:
                 return
             self._troubles.cleared(PART)
 
-    async def search(self, wanted: Search) -> tuple[NumberedLine, ...]:
+    async def search(self, query: Search) -> tuple[NumberedLine, ...]:
         """Search the file, including lines from before this call. Raises AuditUnavailable, TimedOut."""
         await self.flush()
-        return await self._file.search(wanted)
+        return await self._file.search(query)
 
     @property
     def lost_total(self) -> int:

@@ -84,53 +84,53 @@ class ExportPage:
 Reader = Callable[[sqlite3.Connection, Source, HistoryFilter, str], tuple[list[Row], str]]
 
 
-def export(db: sqlite3.Connection, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
+def export(db: sqlite3.Connection, kind: ExportKind, query: HistoryFilter, after: str) -> ExportPage:
     """Return the next page of rows of the time, with those of open leases as they are now."""
     if after and not _TOKENS[kind].fullmatch(after):
         raise RequestError(
             f"{shown(after)} is not a page token of {kind}", hint="give the one of the page before"
         )
     first, _, key = after.partition(":")
-    for source in sources(db, wanted):
+    for source in sources(db, query):
         if source.number < int(first or 0):
             continue
-        rows, last = _READERS[kind](db, source, wanted, key if str(source.number) == first else "")
+        rows, last = _READERS[kind](db, source, query, key if str(source.number) == first else "")
         if last:
             return ExportPage(rows, f"{source.number}:{last}")
     return ExportPage([])
 
 
-def _leases(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str) -> tuple[list[Row], str]:
-    where, values = conditions(source, wanted)
+def _leases(db: sqlite3.Connection, source: Source, query: HistoryFilter, key: str) -> tuple[list[Row], str]:
+    where, values = conditions(source, query)
     rows = db.execute(
         f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND l.lease > :key
             AND (l.ended_at IS NULL OR l.ended_at * 1000 >= :since) AND l.created_at * 1000 < :until {where}
             ORDER BY l.lease LIMIT {LEASES_PER_PAGE}""",  # noqa: S608 - constants
         {**values, "key": key},
     ).fetchall()
-    found = [lease_history(db, source, LeaseSummary(*row)) for row in rows]
-    return [_lease_row(one) for one in found], found[-1].summary.lease if found else ""
+    leases = [lease_history(db, source, LeaseSummary(*row)) for row in rows]
+    return [_lease_row(lease) for lease in leases], leases[-1].summary.lease if leases else ""
 
 
-def _lease_row(one: LeaseHistory) -> Row:
-    asked = asdict(one.summary)
-    asked["class"], asked["asked_models"] = asked.pop("lease_class"), asked.pop("models")
+def _lease_row(lease: LeaseHistory) -> Row:
+    columns = asdict(lease.summary)
+    columns["class"], columns["asked_models"] = columns.pop("lease_class"), columns.pop("models")
     for name in ("created_at", "ended_at"):
-        del asked[name]
+        del columns[name]
     return {
-        "node": one.node,
-        **asked,
-        "created_at": _seconds(one.created_ms),
-        "started_at": _seconds(one.started_ms),
-        "ended_at": _seconds(one.ended_ms),
-        "waited_seconds": _seconds(one.waited_ms),
-        "ran_seconds": _seconds(one.run_ms),
-        "gpus": ",".join(one.gpu_labels),
-        "models": ",".join(one.models),
-        **_figures(one.account),
-        "use_max_ratio": one.use_max_ratio,
-        "peak_mib": one.peak_mib,
-        "held_mib": one.held_mib,
+        "node": lease.node,
+        **columns,
+        "created_at": _seconds(lease.created_ms),
+        "started_at": _seconds(lease.started_ms),
+        "ended_at": _seconds(lease.ended_ms),
+        "waited_seconds": _seconds(lease.waited_ms),
+        "ran_seconds": _seconds(lease.run_ms),
+        "gpus": ",".join(lease.gpu_labels),
+        "models": ",".join(lease.models),
+        **_figures(lease.account),
+        "use_max_ratio": lease.use_max_ratio,
+        "peak_mib": lease.peak_mib,
+        "held_mib": lease.held_mib,
     }
 
 
@@ -147,9 +147,9 @@ def _figures(account: Account) -> Row:
     }
 
 
-def _spans(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str) -> tuple[list[Row], str]:
+def _spans(db: sqlite3.Connection, source: Source, query: HistoryFilter, key: str) -> tuple[list[Row], str]:
     """Return spans in the order of their numbers; before the first one the open spans."""
-    where, values = conditions(source, wanted)
+    where, values = conditions(source, query)
     columns = f"s.lease, l.owner, {PROJECT}, s.start_ms, s.end_ms, s.gpu, s.permille, s.memory_mib"
     within = f"s.start_ms < :until AND s.end_ms > :since AND {WITHIN_LEASE} {where}"
     joined = "JOIN lease l ON l.source = s.source AND l.lease = s.lease"
@@ -159,19 +159,15 @@ def _spans(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: s
             ORDER BY s.number LIMIT {SPANS_PER_PAGE}""",  # noqa: S608 - constants
         {**values, "key": int(key or -(2**62))},
     ).fetchall()
-    still_open = [] if key else _open_spans(db, values, f"{columns} FROM open_span s {joined}", within)
-    rows = [_span_row(source, row, is_open=True) for row in still_open]
+    rows: list[Row] = []
+    if not key:
+        still_open = db.execute(
+            f"SELECT {columns} FROM open_span s {joined} WHERE s.source = :source AND {within}",  # noqa: S608 - constants
+            values,
+        )
+        rows = [_span_row(source, row, is_open=True) for row in still_open]
     rows += [_span_row(source, row[1:], is_open=False) for row in closed]
     return rows, str(closed[-1][0]) if closed else "0" if rows else ""
-
-
-def _open_spans(
-    db: sqlite3.Connection, values: Mapping[str, object], selected: str, within: str
-) -> list[tuple[Any, ...]]:
-    return db.execute(
-        f"SELECT {selected} WHERE s.source = :source AND {within}",
-        values,
-    ).fetchall()
 
 
 # Any: a row has what the columns hold.
@@ -193,13 +189,13 @@ def _span_row(source: Source, row: Sequence[Any], *, is_open: bool) -> Row:
 
 
 def _hour_rows(
-    db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str, limit: int
+    db: sqlite3.Connection, source: Source, query: HistoryFilter, key: str, limit: int
 ) -> tuple[list[tuple[Row, HourUse]], str]:
     """Return hours of leases on GPUs, and of GPUs as a whole if no owner is chosen; each with its names.
 
     They come series by series, so that a page is read without the rows of other pages and other sources.
     """
-    where, values = conditions(source, wanted)
+    where, values = conditions(source, query)
     hour, _, series = key.partition(".")
     of_gpus = "OR series.lease = ''" if not where else ""
     rows = db.execute(
@@ -214,15 +210,15 @@ def _hour_rows(
             ORDER BY series.number, u.hour LIMIT :limit""",  # noqa: S608 - constants
         {**values, "hour": int(hour or -1), "series": int(series or 0), "limit": limit},
     ).fetchall()
-    found: list[tuple[Row, HourUse]] = [
+    hours: list[tuple[Row, HourUse]] = [
         ({"node": source.node, "lease": lease, "owner": owner, "project": project, "gpu": gpu}, hour_of(row))
         for _, lease, owner, project, gpu, *row in rows
     ]
-    return found, f"{found[-1][1].hour}.{rows[-1][0]}" if rows else ""
+    return hours, f"{hours[-1][1].hour}.{rows[-1][0]}" if rows else ""
 
 
-def _hours(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str) -> tuple[list[Row], str]:
-    found, last = _hour_rows(db, source, wanted, key, HOURS_PER_PAGE)
+def _hours(db: sqlite3.Connection, source: Source, query: HistoryFilter, key: str) -> tuple[list[Row], str]:
+    hours, last = _hour_rows(db, source, query, key, HOURS_PER_PAGE)
     return [
         {
             **names,
@@ -237,16 +233,14 @@ def _hours(db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: s
             "memory_max_mib": hour.memory_max_mib if hour.memory_ms else None,
             "energy_wh": hour.energy_mj / MJ_PER_WH,
         }
-        for names, hour in found
+        for names, hour in hours
     ], last
 
 
-def _minutes(
-    db: sqlite3.Connection, source: Source, wanted: HistoryFilter, key: str
-) -> tuple[list[Row], str]:
-    found, last = _hour_rows(db, source, wanted, key, HOURS_OF_MINUTES_PER_PAGE)
+def _minutes(db: sqlite3.Connection, source: Source, query: HistoryFilter, key: str) -> tuple[list[Row], str]:
+    hours, last = _hour_rows(db, source, query, key, HOURS_OF_MINUTES_PER_PAGE)
     rows: list[Row] = []
-    for names, hour in found:
+    for names, hour in hours:
         for number, minute in hour.seen_minutes():
             at_ms = hour.hour * HOUR_MS + number * MINUTE_MS
             if source.since_ms <= at_ms < source.until_ms:

@@ -26,7 +26,7 @@ from gpushared.storage.history.history_parts import (
     position_of,
 )
 from gpushared.storage.history.history_replay import queue_then
-from gpushared.storage.history.history_schema import SCHEMA, WORDS
+from gpushared.storage.history.history_schema import SCHEMA, WORDING
 from gpushared.storage.history.history_waits import waits
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse, merged
 from gpushared.storage.history.records import (
@@ -56,8 +56,8 @@ PRUNE_STEP_HOURS = 24 * 7
 """Each prune drops the minutes of so many hours at most, so that it takes some milliseconds."""
 MAX_SERIES_KNOWN = 100_000
 
-_LEASE_COLUMNS = tuple(one.name for one in fields(LeaseSummary))
-_USE_COLUMNS = tuple(one.name for one in fields(HourUse))
+_LEASE_COLUMNS = tuple(column.name for column in fields(LeaseSummary))
+_USE_COLUMNS = tuple(column.name for column in fields(HourUse))
 _PUT_LEASE = f"""INSERT OR REPLACE INTO lease (source, {", ".join(_LEASE_COLUMNS)})
     VALUES ({", ".join("?" * (1 + len(_LEASE_COLUMNS)))})"""  # noqa: S608 - constants
 _PUT_USE = f"""INSERT OR REPLACE INTO use_hour (series, {", ".join(_USE_COLUMNS)})
@@ -90,7 +90,7 @@ class HistoryFile(SqliteFile):
     """Keep the history. Raises HistoryUnavailable (then nothing happened), or ConfigError."""
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDS, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
         self._series: dict[tuple[int, str, str], int] = {}
         self._thinned_to = 0
 
@@ -152,14 +152,14 @@ class HistoryFile(SqliteFile):
         (first_hour,) = db.execute("SELECT first_hour FROM kept").fetchone()
         for (lease, gpu), hours in uses.items():
             # An hour that was dropped is in the sums already.
-            kept = [hour for hour in hours if hour.hour >= first_hour]
+            recent_hours = [hour for hour in hours if hour.hour >= first_hour]
             series = self._series_number(db, source, lease, gpu)
             if grows:
-                kept = [_grown(db, series, hour) for hour in kept]
+                recent_hours = [_grown(db, series, hour) for hour in recent_hours]
             # Not astuple: it would copy the minutes.
-            rows = [(series, *(getattr(hour, name) for name in _USE_COLUMNS)) for hour in kept]
+            rows = [(series, *(getattr(hour, name) for name in _USE_COLUMNS)) for hour in recent_hours]
             db.executemany(_PUT_USE, rows)
-            if peaks := [hour.memory_max_mib for hour in kept if hour.memory_ms]:
+            if peaks := [hour.memory_max_mib for hour in recent_hours if hour.memory_ms]:
                 db.execute(
                     "UPDATE series SET peak_mib = ?1 WHERE number = ?2 AND coalesce(peak_mib, -1) < ?1",
                     (max(peaks), series),
@@ -208,9 +208,9 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return resumption_of_jobs(db)
 
-    def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+    def jobs(self, query: HistoryFilter, limit: int) -> list[JobHistory]:
         with self._reading() as db:
-            return jobs(db, wanted, limit)
+            return jobs(db, query, limit)
 
     def resume(self, name: SourceName) -> Resumption:
         """Return what the node's recorder goes on with. A node that has a new name takes its rows along."""
@@ -219,17 +219,17 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.resumption(db, name)
 
-    def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
+    def accounts(self, query: HistoryFilter) -> list[LeaseAccount]:
         with self._reading() as db:
-            return queries.accounts(db, wanted)
+            return queries.accounts(db, query)
 
-    def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
+    def waits(self, query: HistoryFilter) -> list[LeaseWait]:
         with self._reading() as db:
-            return with_waits_of_jobs(db, wanted, waits(db, wanted))
+            return with_waits_of_jobs(db, query, waits(db, query))
 
-    def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
+    def leases(self, query: HistoryFilter, limit: int) -> list[LeaseHistory]:
         with self._reading() as db:
-            return queries.leases(db, wanted, limit)
+            return queries.leases(db, query, limit)
 
     def points(
         self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
@@ -237,17 +237,17 @@ class HistoryFile(SqliteFile):
         with self._reading() as db:
             return queries.points(db, series, since_ms, until_ms, by_hour=by_hour)
 
-    def holdings(self, wanted: HistoryFilter, limit: int) -> list[Holding]:
+    def holdings(self, query: HistoryFilter, limit: int) -> list[Holding]:
         with self._reading() as db:
-            return queries.holdings(db, wanted, limit)
+            return queries.holdings(db, query, limit)
 
     def queue_then(self, source: int, lease: str) -> QueueThen | None:
         with self._reading() as db:
             return queue_then(db, source, lease)
 
-    def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
+    def export(self, kind: ExportKind, query: HistoryFilter, after: str) -> ExportPage:
         with self._reading() as db:
-            return export(db, kind, wanted, after)
+            return export(db, kind, query, after)
 
 
 def _close_older_sources(db: sqlite3.Connection, node: str, source: int) -> None:
@@ -306,7 +306,7 @@ class SqliteHistory(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("history", path, WORDS, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        super().__init__("history", path, WORDING, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._store = HistoryFile(path, busy_seconds=busy_seconds)
 
     async def write(self, batch: HistoryBatch) -> None:
@@ -318,8 +318,8 @@ class SqliteHistory(Calls):
     async def resume_jobs(self) -> JobResumption:
         return await self._read(self._store.resume_jobs)
 
-    async def jobs(self, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
-        return await self._read(lambda: self._store.jobs(wanted, limit))
+    async def jobs(self, query: HistoryFilter, limit: int) -> list[JobHistory]:
+        return await self._read(lambda: self._store.jobs(query, limit))
 
     async def prune(self, keep: KeepHistory, now_ms: int) -> None:
         await self._call(lambda: self._store.prune(keep, now_ms))
@@ -336,28 +336,28 @@ class SqliteHistory(Calls):
     async def resume(self, name: SourceName) -> Resumption:
         return await self._call(lambda: self._store.resume(name))
 
-    async def accounts(self, wanted: HistoryFilter) -> list[LeaseAccount]:
-        return await self._read(lambda: self._store.accounts(wanted))
+    async def accounts(self, query: HistoryFilter) -> list[LeaseAccount]:
+        return await self._read(lambda: self._store.accounts(query))
 
-    async def waits(self, wanted: HistoryFilter) -> list[LeaseWait]:
-        return await self._read(lambda: self._store.waits(wanted))
+    async def waits(self, query: HistoryFilter) -> list[LeaseWait]:
+        return await self._read(lambda: self._store.waits(query))
 
-    async def leases(self, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
-        return await self._read(lambda: self._store.leases(wanted, limit))
+    async def leases(self, query: HistoryFilter, limit: int) -> list[LeaseHistory]:
+        return await self._read(lambda: self._store.leases(query, limit))
 
     async def points(
         self, series: SeriesName, since_ms: int, until_ms: int, *, by_hour: bool = False
     ) -> list[Point]:
         return await self._read(lambda: self._store.points(series, since_ms, until_ms, by_hour=by_hour))
 
-    async def holdings(self, wanted: HistoryFilter, limit: int) -> list[Holding]:
-        return await self._read(lambda: self._store.holdings(wanted, limit))
+    async def holdings(self, query: HistoryFilter, limit: int) -> list[Holding]:
+        return await self._read(lambda: self._store.holdings(query, limit))
 
     async def queue_then(self, source: int, lease: str) -> QueueThen | None:
         return await self._read(lambda: self._store.queue_then(source, lease))
 
-    async def export(self, kind: ExportKind, wanted: HistoryFilter, after: str) -> ExportPage:
-        return await self._read(lambda: self._store.export(kind, wanted, after))
+    async def export(self, kind: ExportKind, query: HistoryFilter, after: str) -> ExportPage:
+        return await self._read(lambda: self._store.export(kind, query, after))
 
     async def close(self) -> None:
         """Finish the earlier calls, then release the file. Later calls are refused."""

@@ -19,7 +19,7 @@ from gpushared.storage.history.records import (
     LeaseWait,
 )
 
-_NAMES = [one.name for one in fields(JobSummary)]
+_NAMES = [column.name for column in fields(JobSummary)]
 _COLUMNS = ", ".join(_NAMES)
 _PUT = f"INSERT OR REPLACE INTO job ({_COLUMNS}) VALUES ({', '.join('?' * len(_NAMES))})"  # noqa: S608
 _row = attrgetter(*_NAMES)
@@ -54,23 +54,23 @@ def resumption_of_jobs(db: sqlite3.Connection) -> JobResumption:
     return JobResumption(newest, open_jobs, {(job, reason): ms for job, reason, ms in waits})
 
 
-def jobs(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[JobHistory]:
+def jobs(db: sqlite3.Connection, query: HistoryFilter, limit: int) -> list[JobHistory]:
     """Return the jobs that ended in the time, the newest end first; with a job's id also if it is not over.
 
     With a node these are the jobs of which an attempt ran there.
     """
     ahead_ms, at_ms = _clock(db)
-    where, values = chosen(_CONDITIONS, wanted)
+    where, values = chosen(_CONDITIONS, query)
     ended = "ended_at * 1000 >= :since AND ended_at * 1000 < :until"
-    if wanted.job:
+    if query.job:
         ended = f"(ended_at IS NULL OR ({ended}))"
     rows = db.execute(
         f"""SELECT {_COLUMNS} FROM job WHERE {ended} {where}
             ORDER BY ended_at IS NULL DESC, ended_at DESC LIMIT :limit""",  # noqa: S608 - constants
         {
             **values,
-            "since": wanted.since_ms - ahead_ms,
-            "until": wanted.until_ms - ahead_ms,
+            "since": query.since_ms - ahead_ms,
+            "until": query.until_ms - ahead_ms,
             "limit": limit,
         },
     ).fetchall()
@@ -78,35 +78,37 @@ def jobs(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[JobH
 
 
 def with_waits_of_jobs(
-    db: sqlite3.Connection, wanted: HistoryFilter, leases: Sequence[LeaseWait]
+    db: sqlite3.Connection, query: HistoryFilter, leases: Sequence[LeaseWait]
 ) -> list[LeaseWait]:
     """Return the waits of requests, each job as one: its time in the coordinator's queue, and its leases'."""
     ahead_ms, at_ms = _clock(db)
-    where, values = chosen(_CONDITIONS, wanted)
+    where, values = chosen(_CONDITIONS, query)
     rows = db.execute(
         f"""SELECT {_COLUMNS} FROM job WHERE submitted_at * 1000 < :until
             AND (ended_at IS NULL OR ended_at * 1000 > :since) {where}""",  # noqa: S608 - constants
-        {**values, "since": wanted.since_ms - ahead_ms, "until": wanted.until_ms - ahead_ms},
+        {**values, "since": query.since_ms - ahead_ms, "until": query.until_ms - ahead_ms},
     ).fetchall()
-    found = {row[0]: _wait(_history(db, JobSummary(*row), ahead_ms, at_ms), wanted) for row in rows}
-    others: list[LeaseWait] = []
+    job_waits = {row[0]: _wait(_history(db, JobSummary(*row), ahead_ms, at_ms), query) for row in rows}
+    other_waits: list[LeaseWait] = []
     merged = set[str]()
     for lease in leases:
-        job = found.get(lease.job)
-        if job is None:
-            others.append(lease)
+        wait = job_waits.get(lease.job)
+        if wait is None:
+            other_waits.append(lease)
         else:
-            found[lease.job] = replace(
-                job,
-                waited_ms=job.waited_ms + lease.waited_ms,
-                waits_still=job.waits_still or lease.waits_still,
-                reasons=Counter(job.reasons) + Counter(lease.reasons),
+            job_waits[lease.job] = replace(
+                wait,
+                waited_ms=wait.waited_ms + lease.waited_ms,
+                waits_still=wait.waits_still or lease.waits_still,
+                reasons=Counter(wait.reasons) + Counter(lease.reasons),
             )
             merged.add(lease.job)
-    made = [
-        one for one in found.values() if one.waited_ms or one.began_ms >= wanted.since_ms or one.job in merged
+    counted = [
+        wait
+        for wait in job_waits.values()
+        if wait.waited_ms or wait.began_ms >= query.since_ms or wait.job in merged
     ]
-    return [*others, *made]
+    return [*other_waits, *counted]
 
 
 def _clock(db: sqlite3.Connection) -> tuple[int, int]:
@@ -131,10 +133,10 @@ def _history(db: sqlite3.Connection, job: JobSummary, ahead_ms: int, at_ms: int)
     )
 
 
-def _wait(one: JobHistory, wanted: HistoryFilter) -> LeaseWait:
+def _wait(history: JobHistory, query: HistoryFilter) -> LeaseWait:
     """Return the job's wait within the time; a wait in several pieces is taken for one from its submission."""
-    job = one.summary
-    begin, end = one.submitted_ms, one.submitted_ms + one.waited_ms
+    job = history.summary
+    begin, end = history.submitted_ms, history.submitted_ms + history.waited_ms
     return LeaseWait(
         node="",
         lease=LeaseId(job.job),
@@ -144,9 +146,9 @@ def _wait(one: JobHistory, wanted: HistoryFilter) -> LeaseWait:
         gpu_count=job.gpu_count * job.node_count,
         memory_bytes=job.memory_bytes,
         share_permille=job.memory_permille if job.memory_permille is not None else job.compute_permille,
-        began_ms=one.submitted_ms,
-        waited_ms=max(0, min(end, wanted.until_ms) - max(begin, wanted.since_ms)),
+        began_ms=history.submitted_ms,
+        waited_ms=max(0, min(end, query.until_ms) - max(begin, query.since_ms)),
         waits_still=job.queued_since is not None,
-        reasons=one.reasons,
+        reasons=history.reasons,
         job=job.job,
     )

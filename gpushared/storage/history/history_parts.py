@@ -34,7 +34,7 @@ Attempt = tuple[str, int]
 LeaseOfJournal = tuple[int, str]
 """A journal of a node, and the id of a lease in it."""
 
-_SUMMARY = ", ".join(one.name for one in fields(LeaseSummary))
+_SUMMARY = ", ".join(column.name for column in fields(LeaseSummary))
 _SPAN = "lease, project, start_ms, end_ms, gpu, permille, memory_mib"
 
 
@@ -111,7 +111,7 @@ class HistoryPart:
             self.spans,
             None if self.more and self.next.journal == self.journal else self.open_spans,
             {(lease, reason): ms for lease, reason, ms in self.waits},
-            {(one.lease, one.gpu): [_hour_use(hour) for hour in one.hours] for one in self.uses},
+            {(series.lease, series.gpu): [_hour_use(hour) for hour in series.hours] for series in self.uses},
         )
 
 
@@ -131,12 +131,11 @@ def plain(text: str) -> str:
 def with_plain_texts(record: T) -> T:
     """Return a record whose own texts are plain, without a look into the records within it."""
     # Any: a record of any kind; its fields say which of them are texts.
-    known: Any = record
-    texts = {one.name: getattr(known, one.name) for one in fields(known)}
-    changed = {
-        name: plain(text) for name, text in texts.items() if isinstance(text, str) and text != plain(text)
-    }
-    return replace(known, **changed) if changed else record
+    data: Any = record
+    values = {column.name: getattr(data, column.name) for column in fields(data)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    changed = {name: plain(text) for name, text in texts.items() if text != plain(text)}
+    return replace(data, **changed) if changed else record
 
 
 # --- the node's side -----------------------------------------------------------------------------------
@@ -156,10 +155,10 @@ def part_after(
     if not sources:
         return None
     journals = [journal for _, journal, _, _ in sources]
-    known = position.journal in journals
-    index = journals.index(position.journal) if known else 0
+    is_known = position.journal in journals
+    index = journals.index(position.journal) if is_known else 0
     source, journal, seen_ms, ahead_ms = sources[index]
-    reader = _Reader(db, source, position if known else HistoryPosition(journal))
+    reader = _Reader(db, source, position if is_known else HistoryPosition(journal))
     more = reader.read()
     after = reader.position
     if not more:
@@ -205,13 +204,13 @@ class _Reader:
         self._hours: list[tuple[str, str, HourSums]] = []
         self._db = db
         self._source = source
-        self._left = ROWS
+        self._rows_left = ROWS
 
     def read(self) -> bool:
         """Read until the part is full, and return True if it is: then there may be more."""
         for step in (self._read_spans, self._read_ended, self._read_hours, self._read_open):
             step()
-            if self._left <= 0:
+            if self._rows_left <= 0:
                 return True
         # The numbers below zero are of spans that a newer journal left open, as the coordinator has them.
         rows = self._rows(
@@ -223,16 +222,18 @@ class _Reader:
         return False
 
     def _rows(self, query: str, **values: object) -> Sequence[tuple[Any, ...]]:
-        return self._db.execute(query, {"source": self._source, "left": self._left, **values}).fetchall()
+        return self._db.execute(
+            query, {"source": self._source, "limit": self._rows_left, **values}
+        ).fetchall()
 
     def _read_spans(self) -> None:
         rows = self._rows(
             f"""SELECT number, {_SPAN} FROM span WHERE source = :source AND number > :number
-                ORDER BY number LIMIT :left""",  # noqa: S608 - constants
+                ORDER BY number LIMIT :limit""",  # noqa: S608 - constants
             number=max(0, self.position.span),
         )
         self.spans = [(number, _span(row)) for number, *row in rows]
-        self._left -= len(rows)
+        self._rows_left -= len(rows)
         if rows:
             self.position = replace(self.position, span=rows[-1][0])
 
@@ -240,7 +241,7 @@ class _Reader:
         rows = self._rows(
             f"""SELECT {_SUMMARY} FROM lease WHERE source = :source AND ended_at IS NOT NULL
                 AND (ended_at, lease) > (:ended_at, :lease)
-                ORDER BY ended_at, lease LIMIT :left""",  # noqa: S608 - constants
+                ORDER BY ended_at, lease LIMIT :limit""",  # noqa: S608 - constants
             ended_at=self.position.ended_at,
             lease=self.position.lease,
         )
@@ -252,7 +253,7 @@ class _Reader:
     def _read_open(self) -> None:
         rows = self._rows(
             f"""SELECT {_SUMMARY} FROM lease WHERE source = :source AND ended_at IS NULL AND lease > :lease
-                ORDER BY lease LIMIT :left""",  # noqa: S608 - constants
+                ORDER BY lease LIMIT :limit""",  # noqa: S608 - constants
             lease=self.position.open_lease,
         )
         self._take_leases(rows)
@@ -261,19 +262,19 @@ class _Reader:
 
     def _take_leases(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self.leases += [LeaseSummary(*row) for row in rows]
-        self._left -= len(rows)
+        self._rows_left -= len(rows)
 
     def _read_hours(self) -> None:
-        columns = ", ".join(f"u.{one.name}" for one in fields(HourSums))
+        columns = ", ".join(f"u.{column.name}" for column in fields(HourSums))
         rows = self._rows(
             f"""SELECT u.series, s.lease, s.gpu, {columns} FROM use_hour u JOIN series s ON s.number = u.series
                 WHERE s.source = :source AND (u.hour, u.series) > (:hour, :series)
-                ORDER BY u.hour, u.series LIMIT :left""",  # noqa: S608 - constants
+                ORDER BY u.hour, u.series LIMIT :limit""",  # noqa: S608 - constants
             hour=self.position.hour,
             series=self.position.series,
         )
         self._hours = [(lease, gpu, HourSums(*row)) for _, lease, gpu, *row in rows]
-        self._left -= len(rows)
+        self._rows_left -= len(rows)
         if rows:
             self.position = replace(self.position, hour=self._hours[-1][2].hour, series=rows[-1][0])
 
@@ -285,14 +286,13 @@ class _Reader:
         return tuple(GpuFacts(*row) for row in rows)
 
     def waits(self) -> tuple[tuple[LeaseId, str, int], ...]:
-        found: list[tuple[LeaseId, str, int]] = []
-        for lease in self.leases:
-            rows = self._rows(
-                "SELECT lease, reason, ms FROM wait WHERE source = :source AND lease = :lease",
-                lease=lease.lease,
+        return tuple(
+            (lease.lease, reason, ms)
+            for lease in self.leases
+            for reason, ms in self._rows(
+                "SELECT reason, ms FROM wait WHERE source = :source AND lease = :lease", lease=lease.lease
             )
-            found += [(LeaseId(row[0]), row[1], row[2]) for row in rows]
-        return tuple(found)
+        )
 
     def uses(self) -> tuple[SeriesHours, ...]:
         by_series: dict[tuple[str, str], list[HourSums]] = defaultdict(list)
@@ -311,13 +311,13 @@ def _span(row: Sequence[Any]) -> Span:
 
 def position_of(db: sqlite3.Connection, node: str) -> HistoryPosition:
     """Return how far the history of a node has come here, to begin a round from."""
-    found = db.execute(
+    row = db.execute(
         "SELECT number, journal FROM source WHERE node = ? ORDER BY seen_ms DESC, number DESC LIMIT 1",
         (node,),
     ).fetchone()
-    if found is None:
+    if row is None:
         return HistoryPosition()
-    source, journal = found
+    source, journal = row
     (span,) = db.execute("SELECT max(number) FROM span WHERE source = ?", (source,)).fetchone()
     (ended_at,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
     hour = db.execute(
@@ -331,12 +331,12 @@ def position_of(db: sqlite3.Connection, node: str) -> HistoryPosition:
 
 def leases_of_jobs(db: sqlite3.Connection, node: str, jobs: Collection[str]) -> dict[Attempt, LeaseOfJournal]:
     """Return the journal and the lease of each attempt of these jobs that are known of the node."""
-    found = {}
+    leases = {}
     for job in jobs:
         rows = db.execute(
             """SELECT attempt, journal, lease FROM lease JOIN source ON source.number = lease.source
                WHERE job = ? AND job != '' AND node = ?""",
             (job, node),
         )
-        found.update({(job, attempt): (journal, lease) for attempt, journal, lease in rows})
-    return found
+        leases.update({(job, attempt): (journal, lease) for attempt, journal, lease in rows})
+    return leases

@@ -33,9 +33,9 @@ from gpushared.storage.history.records import (
     SourceName,
 )
 
-SUMMARY = ", ".join(f"l.{one.name}" for one in fields(LeaseSummary))
-USE = ", ".join(f"u.{one.name}" for one in fields(HourUse))
-_USE_SUMS = ", ".join(f"u.{one.name}" for one in fields(HourUse) if one.name != "minutes")
+SUMMARY = ", ".join(f"l.{column.name}" for column in fields(LeaseSummary))
+USE = ", ".join(f"u.{column.name}" for column in fields(HourUse))
+_USE_SUMS = ", ".join(f"u.{column.name}" for column in fields(HourUse) if column.name != "minutes")
 _TOTAL = "CAST(total({}) AS INTEGER)"
 """Sum without an error for the impossible figures of a malicious node; sums of sane ones are exact."""
 _USED = (
@@ -46,12 +46,12 @@ _USED = (
 
 def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
     """Return what a recorder goes on with."""
-    found = db.execute(
+    row = db.execute(
         "SELECT number, batch FROM source WHERE node = ? AND journal = ?", (name.node, name.journal)
     ).fetchone()
-    if found is None:
+    if row is None:
         return Resumption(None, 0, 0, {})
-    source, batch = found
+    source, batch = row
     (newest,) = db.execute("SELECT max(ended_at) FROM lease WHERE source = ?", (source,)).fetchone()
     (span,) = db.execute("SELECT max(number) FROM span WHERE source = ?", (source,)).fetchone()
     waits = db.execute(
@@ -62,18 +62,18 @@ def resumption(db: sqlite3.Connection, name: SourceName) -> Resumption:
     return Resumption(newest, max(0, span or 0), batch, {(lease, reason): ms for lease, reason, ms in waits})
 
 
-def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount]:
+def accounts(db: sqlite3.Connection, query: HistoryFilter) -> list[LeaseAccount]:
     """Return the account of each lease on each GPU, for what was held in the time."""
-    found = []
-    for source in sources(db, wanted):
-        uses = _uses(db, source, wanted.lease)
-        where, values = conditions(source, wanted)
+    accounts = []
+    for source in sources(db, query):
+        uses = _uses(db, source, query.lease)
+        where, values = conditions(source, query)
         rows = db.execute(
             f"""SELECT s.lease, l.owner, {PROJECT}, l.lease_class, s.gpu,
                        coalesce(g.label, ''), coalesce(g.model, ''), series.number, series.peak_mib,
                        {_TOTAL.format(f"s.permille * {CLIPPED}")}, {_TOTAL.format(f"s.memory_mib * {CLIPPED}")},
                        sum({CLIPPED})
-                FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                FROM {spans_of(query)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 LEFT JOIN gpu g ON g.source = s.source AND g.id = s.gpu
                 LEFT JOIN series ON series.source = s.source AND series.lease = s.lease
                     AND series.gpu = s.gpu
@@ -88,37 +88,37 @@ def accounts(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseAccount
             account = used + Account(held, mib)
             too_big = too_big_permille_ms(used.active_permille_ms, mib / max(1, ms), peak)
             account = replace(account, too_big_permille_ms=too_big)
-            found.append(
+            accounts.append(
                 LeaseAccount(
                     *(source.number, source.node, lease, owner, project, lease_class, label, model),
                     account=account,
                     peak_mib=peak,
                 )
             )
-    return found
+    return accounts
 
 
-def leases(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[LeaseHistory]:
+def leases(db: sqlite3.Connection, query: HistoryFilter, limit: int) -> list[LeaseHistory]:
     """Return the leases that ended in the time, the newest end first.
 
-    If ``wanted`` names a lease or a job, leases that are not over are there too.
+    If ``query`` names a lease or a job, leases that are not over are there too.
     """
-    found: list[tuple[Source, LeaseSummary]] = []
+    matches: list[tuple[Source, LeaseSummary]] = []
     ended = "l.ended_at >= :since / 1000.0 AND l.ended_at < :until / 1000.0"
     order = "l.ended_at DESC"
-    if wanted.lease or wanted.job:
+    if query.lease or query.job:
         ended, order = f"(l.ended_at IS NULL OR ({ended}))", f"l.ended_at IS NULL DESC, {order}"
-    for source in sources(db, wanted):
-        where, values = conditions(source, wanted)
-        outcome = "AND l.outcome = :outcome" if wanted.outcome else ""
+    for source in sources(db, query):
+        where, values = conditions(source, query)
+        outcome = "AND l.outcome = :outcome" if query.outcome else ""
         rows = db.execute(
             f"""SELECT {SUMMARY} FROM lease l WHERE l.source = :source AND {ended} {where} {outcome}
                 ORDER BY {order} LIMIT :limit""",  # noqa: S608 - constants
-            {**values, "limit": limit, "outcome": wanted.outcome},
+            {**values, "limit": limit, "outcome": query.outcome},
         )
-        found += [(source, LeaseSummary(*row)) for row in rows]
-    found.sort(key=lambda one: one[0].ended_day(one[1].ended_at), reverse=True)
-    return [lease_history(db, *one) for one in found[:limit]]
+        matches += [(source, LeaseSummary(*row)) for row in rows]
+    matches.sort(key=lambda match: match[0].ended_day(match[1].ended_at), reverse=True)
+    return [lease_history(db, *match) for match in matches[:limit]]
 
 
 def points(
@@ -128,7 +128,7 @@ def points(
 
     An hour whose minutes were dropped is one point.
     """
-    found: list[Point] = []
+    points: list[Point] = []
     for source in sources(db, HistoryFilter(since_ms, until_ms, node=series.node, source=series.source)):
         minutes = "x''" if by_hour else "u.minutes"
         rows = db.execute(
@@ -137,33 +137,33 @@ def points(
                 AND u.hour >= ? AND u.hour * {HOUR_MS} < ? ORDER BY u.hour""",  # noqa: S608 - constants
             (source.number, series.lease, series.gpu, source.since_ms // HOUR_MS, source.until_ms),
         )
-        found += [
+        points += [
             Point(source.day(at_ms), length_ms, minute)
             for row in rows
             for at_ms, length_ms, minute in _points_of(hour_of(row))
             if source.since_ms < at_ms + length_ms and at_ms < source.until_ms
         ]
-    return found
+    return points
 
 
-def holdings(db: sqlite3.Connection, wanted: HistoryFilter, limit: int) -> list[Holding]:
+def holdings(db: sqlite3.Connection, query: HistoryFilter, limit: int) -> list[Holding]:
     """Return who held which GPU in the time, open spans too, the newest beginning first."""
-    found: list[Holding] = []
-    for source in sources(db, wanted):
-        where, values = conditions(source, wanted)
+    holdings: list[Holding] = []
+    for source in sources(db, query):
+        where, values = conditions(source, query)
         rows = db.execute(
             f"""SELECT s.lease, l.owner, {PROJECT}, s.gpu, max(s.start_ms, :since), min(s.end_ms, :until),
                        s.permille, s.memory_mib
-                FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                FROM {spans_of(query)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 WHERE s.gpu IS NOT NULL AND s.start_ms < :until AND s.end_ms > :since AND {WITHIN_LEASE} {where}
                 ORDER BY s.start_ms DESC LIMIT :limit""",  # noqa: S608 - constants
             {**values, "limit": limit},
         )
-        found += [
+        holdings += [
             Holding(lease, owner, project, gpu, source.day(since), source.day(until), permille, mib)
             for lease, owner, project, gpu, since, until, permille, mib in rows
         ]
-    return found
+    return holdings
 
 
 # --- pieces --------------------------------------------------------------------------------------------
@@ -181,9 +181,9 @@ def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Accou
             WHERE u.hour >= :first AND u.hour < :last AND {chosen} GROUP BY u.series""",  # noqa: S608 - constants
         {**values, "first": first, "last": last},
     )
-    found: dict[int, Account] = defaultdict(Account)
+    uses: dict[int, Account] = defaultdict(Account)
     for series, active, idle, used, seen_mib, used_mib in rows:
-        found[series] = _used(active, idle, used, seen_mib, used_mib)
+        uses[series] = _used(active, idle, used, seen_mib, used_mib)
     edges = {hour for hour in (since // HOUR_MS, last) if not first <= hour < last and hour * HOUR_MS < until}
     for edge in edges:
         rows = db.execute(
@@ -192,8 +192,8 @@ def _uses(db: sqlite3.Connection, source: Source, lease: str) -> dict[int, Accou
             {**values, "edge": edge},
         )
         for series, *row in rows:
-            found[series] += _part_of(hour_of(row), since, until, source.seen_ms)
-    return found
+            uses[series] += _part_of(hour_of(row), since, until, source.seen_ms)
+    return uses
 
 
 def _used(active: int, idle: int, used: int, memory_seen: int, memory_used: int) -> Account:
@@ -216,8 +216,8 @@ def _part_of(hour: HourUse, since_ms: int, until_ms: int, seen_ms: int) -> Accou
     minutes = [(begin + number * MINUTE_MS, minute) for number, minute in hour.seen_minutes()]
     even = _inside_and_whole(((at_ms, minute.seen_seconds) for at_ms, minute in minutes), since_ms, until_ms)
     if not even[1]:
-        known = range(begin, min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS)), MINUTE_MS)
-        even = _inside_and_whole(((at_ms, 1) for at_ms in known), since_ms, until_ms)
+        known_minutes = range(begin, min(begin + HOUR_MS, max(seen_ms, begin + MINUTE_MS)), MINUTE_MS)
+        even = _inside_and_whole(((at_ms, 1) for at_ms in known_minutes), since_ms, until_ms)
     parts = []
     for name, weight in _WEIGHTS.items():
         weights = ((at_ms, weight(minute)) for at_ms, minute in minutes)
@@ -267,12 +267,12 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
     gpus = sorted({gpu for _, _, gpu, _, _ in held})
     names = dict[str, tuple[str, str]]()
     for gpu in gpus:
-        known = db.execute(
+        row = db.execute(
             "SELECT label, model FROM gpu WHERE source = ? AND id = ?", (source.number, gpu)
         ).fetchone()
-        if known is not None:
-            names[gpu] = known
-    labels = sorted({names[gpu][0] for gpu in gpus if gpu in names})
+        if row is not None:
+            names[gpu] = row
+    labels = sorted({label for label, _ in names.values()})
     account = account + use.account
     too_big = too_big_permille_ms(
         use.account.active_permille_ms, max(at_once.values(), default=0), use.peak_mib
@@ -292,7 +292,7 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         held_mib=max(at_once.values(), default=None),
         gpus=tuple(GpuId(gpu) for gpu in gpus),
         gpu_labels=tuple(labels),
-        models=tuple(sorted({names[gpu][1] for gpu in gpus if gpu in names})),
+        models=tuple(sorted({model for _, model in names.values()})),
     )
 
 
@@ -338,7 +338,7 @@ def _points_of(hour: HourUse) -> Iterator[tuple[int, int, Minute]]:
             yield begin + number * MINUTE_MS, MINUTE_MS, minute
         return
     seen = hour.seen_permille_ms
-    known = hour.memory_ms
+    memory_ms = hour.memory_ms
     yield (
         begin,
         HOUR_MS,
@@ -346,8 +346,8 @@ def _points_of(hour: HourUse) -> Iterator[tuple[int, int, Minute]]:
             seen_seconds=60,
             use_mean_ratio=hour.used_permille_ms / seen if seen else None,
             use_max_ratio=hour.use_max_permille / 1000 if seen else None,
-            memory_mean_mib=hour.memory_used_mib_ms // known if known else None,
-            memory_max_mib=hour.memory_max_mib if known else None,
+            memory_mean_mib=hour.memory_used_mib_ms // memory_ms if memory_ms else None,
+            memory_max_mib=hour.memory_max_mib if memory_ms else None,
             power_watts=None,
         ),
     )

@@ -29,7 +29,7 @@ def queue_then(db: sqlite3.Connection, source: int, lease: str) -> QueueThen | N
     reasons = _reasons(db, source, lease)
     if gpu is not None or not first or not reasons or not reasons <= ROOM_REASONS:
         return None
-    gpus = [_gpu(db, source, lease, one, began, ended) for one in sorted(first)]
+    gpus = [_gpu(db, source, lease, gpu_id, began, ended) for gpu_id in sorted(first)]
     return QueueThen(began, ended, gpus, list(_ahead(db, source, lease, began, ended)))
 
 
@@ -39,7 +39,7 @@ def _reasons(db: sqlite3.Connection, source: int, lease: str) -> set[str]:
 
 
 def _gpu(db: sqlite3.Connection, source: int, lease: str, gpu: str, since_ms: int, until_ms: int) -> GpuThen:
-    found = db.execute("SELECT memory_mib FROM gpu WHERE source = ? AND id = ?", (source, gpu)).fetchone()
+    row = db.execute("SELECT memory_mib FROM gpu WHERE source = ? AND id = ?", (source, gpu)).fetchone()
     rows = db.execute(
         """SELECT start_ms, end_ms, permille, memory_mib FROM
                (SELECT * FROM span WHERE source = ?1 AND end_ms > ?2)
@@ -49,7 +49,7 @@ def _gpu(db: sqlite3.Connection, source: int, lease: str, gpu: str, since_ms: in
            WHERE source = ?1 AND gpu = ?3 AND lease != ?4 AND start_ms < ?5""",
         (source, since_ms, gpu, lease, until_ms),
     )
-    return GpuThen(0 if found is None else found[0], [OthersPart(*row) for row in rows])
+    return GpuThen(0 if row is None else row[0], [OthersPart(*row) for row in rows])
 
 
 def _ahead(

@@ -48,11 +48,11 @@ class Source:
         return math.inf if ended_at is None else self.day(round(ended_at * 1000))
 
 
-def sources(db: sqlite3.Connection, wanted: HistoryFilter) -> Iterator[Source]:
+def sources(db: sqlite3.Connection, query: HistoryFilter) -> Iterator[Source]:
     rows = db.execute("SELECT number, node, ahead_ms, seen_ms FROM source ORDER BY number").fetchall()
     for number, node, ahead, seen in rows:
-        if wanted.node in {"", node} and wanted.source in {None, number}:
-            yield Source(number, node, ahead, seen, wanted.since_ms - ahead, wanted.until_ms - ahead)
+        if query.node in {"", node} and query.source in {None, number}:
+            yield Source(number, node, ahead, seen, query.since_ms - ahead, query.until_ms - ahead)
 
 
 _CONDITIONS = {
@@ -65,19 +65,19 @@ _CONDITIONS = {
 }
 
 
-def conditions(source: Source, wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+def conditions(source: Source, query: HistoryFilter) -> tuple[str, dict[str, object]]:
     """Return what a query adds to its conditions to select leases ``l``, and its values."""
-    where, values = chosen(_CONDITIONS, wanted)
+    where, values = chosen(_CONDITIONS, query)
     return where, {**values, "source": source.number, "since": source.since_ms, "until": source.until_ms}
 
 
-def chosen(conditions: Mapping[str, str], wanted: HistoryFilter) -> tuple[str, dict[str, object]]:
+def chosen(conditions: Mapping[str, str], query: HistoryFilter) -> tuple[str, dict[str, object]]:
     """Return the conditions of the fields that the filter gives, each after an AND, and the values of all."""
-    values: dict[str, object] = {name: getattr(wanted, name) for name in conditions}
-    given = (text for name, text in conditions.items() if values[name] not in ("", None))
-    return "".join(f" AND {text}" for text in given), values
+    values: dict[str, object] = {name: getattr(query, name) for name in conditions}
+    texts = (text for name, text in conditions.items() if values[name] not in ("", None))
+    return "".join(f" AND {text}" for text in texts), values
 
 
-def spans_of(wanted: HistoryFilter) -> str:
+def spans_of(query: HistoryFilter) -> str:
     """Return the table of spans ``s`` with an end in the window of a source, open ones too."""
-    return _SPANS_OF_LEASE if wanted.lease else _SPANS
+    return _SPANS_OF_LEASE if query.lease else _SPANS

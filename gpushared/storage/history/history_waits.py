@@ -25,22 +25,22 @@ _AT_ONCE = f"""SELECT {_ASKED}, CAST(l.created_at * 1000 AS INTEGER), 0, 0 FROM 
 """Choose the leases that never waited."""
 
 
-def waits(db: sqlite3.Connection, wanted: HistoryFilter) -> list[LeaseWait]:
+def waits(db: sqlite3.Connection, query: HistoryFilter) -> list[LeaseWait]:
     """Return the wait of each lease that waited or was made in the time."""
-    found: list[LeaseWait] = []
-    for source in sources(db, wanted):
-        where, values = conditions(source, wanted)
+    waits: list[LeaseWait] = []
+    for source in sources(db, query):
+        where, values = conditions(source, query)
         rows = db.execute(
             f"""SELECT {_ASKED}, min(s.start_ms), sum({CLIPPED}), max(s.open)
-                FROM {spans_of(wanted)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
+                FROM {spans_of(query)} s JOIN lease l ON l.source = s.source AND l.lease = s.lease
                 WHERE s.gpu IS NULL AND s.start_ms < :until AND s.end_ms > :since
                 AND s.end_ms > s.start_ms AND {WITHIN_LEASE} {where}
                 GROUP BY s.lease
                 UNION ALL {_AT_ONCE} {where}""",  # noqa: S608 - constants
             values,
         ).fetchall()
-        found += [_wait(db, source, *row) for row in rows]
-    return found
+        waits += [_wait(db, source, *row) for row in rows]
+    return waits
 
 
 # Any: a row has what the columns hold.

@@ -79,7 +79,7 @@ class HourUse:
 
 
 _GREATEST = ("use_max_permille", "memory_max_mib")
-_SUMS = tuple(one.name for one in fields(HourUse) if one.name not in {"hour", "minutes", *_GREATEST})
+_SUMS = tuple(column.name for column in fields(HourUse) if column.name not in {"hour", "minutes", *_GREATEST})
 
 
 def merged(earlier: HourUse, later: HourUse) -> HourUse:

@@ -24,10 +24,10 @@ from gpushared.storage.journal.rows import (
     save_projects,
 )
 from gpushared.storage.records import RecordError, from_json, to_json
-from gpushared.storage.sqlite.file import FileSchema, FileWords, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDS = FileWords(
+WORDING = FileWording(
     noun="the journal",
     program="the daemon",
     error=JournalUnavailable,
@@ -164,7 +164,7 @@ class JournalFile(SqliteFile):
         super().__init__(
             path,
             SCHEMA,
-            WORDS,
+            WORDING,
             busy_seconds=busy_seconds,
             # Two daemons on one journal would lease the same GPU twice. Set before WAL, this needs no shared
             # memory.
@@ -202,7 +202,7 @@ class JournalFile(SqliteFile):
             db.execute(_PUT_SEQUENCE, (writes[-1].next_sequence,))
             for drained in [write.drained for write in writes if write.drained is not None][-1:]:
                 db.execute("DELETE FROM drained")
-                db.executemany(_PUT_DRAINED, [_drained_row(*one) for one in drained.items()])
+                db.executemany(_PUT_DRAINED, [_drained_row(*item) for item in drained.items()])
             save_projects(db, [write.accounts for write in writes if write.accounts is not None])
             save_attempts(db, writes)
             db.executemany(_PUT_SPAN, [_span_row(span) for write in writes for span in write.spans])
@@ -226,17 +226,17 @@ class JournalFile(SqliteFile):
             )
             return tuple(lease_from_json(body) for (body,) in rows)
 
-    def past_step(self, which: PastLeases, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
+    def past_step(self, query: PastLeases, limit: int) -> tuple[list[Lease], int, tuple[float, int] | None]:
         """Return matching leases of the next rows, how many more match, and where to continue."""
-        at, sequence = which.before or (sys.float_info.max, sys.maxsize)
-        outcomes = json.dumps(sorted(which.outcomes))
-        wanted = (_storable(which.owner), outcomes, outcomes)
+        at, sequence = query.before or (sys.float_info.max, sys.maxsize)
+        outcomes = json.dumps(sorted(query.outcomes))
+        conditions = (_storable(query.owner), outcomes, outcomes)
         with self._reading() as db:
-            rows = db.execute(_PAST, (*wanted, which.since, at, at, sequence, PAST_STEP)).fetchall()
+            rows = db.execute(_PAST, (*conditions, query.since, at, at, sequence, PAST_STEP)).fetchall()
         bodies = [body for _, _, body in rows if body is not None]
-        found = bodies[: max(0, limit)]
+        page = bodies[: max(0, limit)]
         last = (rows[-1][0], rows[-1][1]) if len(rows) == PAST_STEP else None
-        return [lease_from_json(body) for body in found], len(bodies) - len(found), last
+        return [lease_from_json(body) for body in page], len(bodies) - len(page), last
 
     def identity(self, newest_span: int) -> int:
         with self._reading() as db:
@@ -272,8 +272,8 @@ class JournalFile(SqliteFile):
             try:
                 yield
             except RecordError as error:
-                what = f"holds a lease that this version cannot read: {error}"
-                raise WORDS.trouble(self._path, what, "install the version that wrote it") from error
+                problem = f"holds a lease that this version cannot read: {error}"
+                raise WORDING.trouble(self._path, problem, "install the version that wrote it") from error
 
     def _with_story(self, db: sqlite3.Connection, lease: Lease) -> Lease:
         return replace(lease, story=_story(db, lease.id, limit=STORY_KEPT_IN_MEMORY))
@@ -368,7 +368,7 @@ class SqliteJournal(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
     ) -> None:
-        super().__init__("journal", path, WORDS, timeout_seconds=timeout_seconds)
+        super().__init__("journal", path, WORDING, timeout_seconds=timeout_seconds)
         self._store = JournalFile(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
 
     async def load(self) -> JournalSnapshot:
@@ -398,14 +398,14 @@ class SqliteJournal(Calls):
     async def forget_spans(self, newest: int) -> None:
         await self._call(lambda: self._store.forget_spans(newest))
 
-    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, query: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return past leases, read a few thousand rows at a time, so that no commit waits for a long read."""
         leases: list[Lease] = []
-        more, before = 0, which.before
+        more, before = 0, query.before
         while True:
-            step = partial(self._store.past_step, replace(which, before=before), limit - len(leases))
-            found, beyond, before = await self._read(step)
-            leases += found
+            step = partial(self._store.past_step, replace(query, before=before), limit - len(leases))
+            page, beyond, before = await self._read(step)
+            leases += page
             more += beyond
             if before is None:
                 return tuple(leases), more

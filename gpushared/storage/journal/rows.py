@@ -83,7 +83,7 @@ def load_contacts(db: sqlite3.Connection) -> dict[str, Contact]:
 def save_attempts(db: sqlite3.Connection, writes: Sequence[JournalWrite]) -> None:
     """Write the changes, in order."""
     # A record that changes twice in one transaction is written once, in its last state.
-    attempts = {(one.coordinator, one.key): one for write in writes for one in write.attempts}
+    attempts = {(attempt.coordinator, attempt.key): attempt for write in writes for attempt in write.attempts}
     db.executemany(_PUT_ATTEMPT, map(_row, attempts.values()))
     db.executemany(_PUT_CONTACT, _contact_rows(writes))
     for before in [write.forgotten_before for write in writes if write.forgotten_before is not None]:

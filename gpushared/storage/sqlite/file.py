@@ -52,14 +52,14 @@ class FileSchema:
         return len(self.migrations)
 
 
-def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, words: FileWords) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, wording: FileWording) -> None:
     """Bring the file to the schema's version in one transaction.
 
     Raises ConfigError for a file of a newer version and for a database of another program.
     """
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        version = checked_version(connection, path, schema, words)
+        version = checked_version(connection, path, schema, wording)
         for number, statements in enumerate(schema.migrations[version:], start=version + 1):
             for statement in statements:
                 connection.execute(statement)
@@ -68,7 +68,9 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, word
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
 
 
-def checked_version(connection: sqlite3.Connection, path: Path, schema: FileSchema, words: FileWords) -> int:
+def checked_version(
+    connection: sqlite3.Connection, path: Path, schema: FileSchema, wording: FileWording
+) -> int:
     """Return how many migrations the file has seen. Raises ConfigError as ``migrate``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -76,12 +78,12 @@ def checked_version(connection: sqlite3.Connection, path: Path, schema: FileSche
     if application != schema.application_id and (tables or application or version):
         raise ConfigError(
             f"{path} is a database of another program",
-            hint=f"give {words.program} a state directory of its own",
+            hint=f"give {wording.program} a state directory of its own",
         )
     if version > schema.version:
         raise ConfigError(
-            f"{words.noun} {path} has version {version}, this program knows up to {schema.version}",
-            hint=words.if_newer,
+            f"{wording.noun} {path} has version {version}, this program knows up to {schema.version}",
+            hint=wording.if_newer,
         )
     assert isinstance(version, int)
     return version
@@ -102,7 +104,7 @@ class SqliteFile:
         self,
         path: Path,
         schema: FileSchema,
-        words: FileWords,
+        wording: FileWording,
         *,
         busy_seconds: float,
         before_wal: Sequence[str] = (),
@@ -110,7 +112,7 @@ class SqliteFile:
     ) -> None:
         self._path = path
         self._schema = schema
-        self._words = words
+        self._wording = wording
         self._busy_seconds = busy_seconds
         self._before_wal = before_wal
         self._after_wal = after_wal
@@ -153,9 +155,9 @@ class SqliteFile:
         overwritten in the log, while reopening could find that part whole and restore it.
         """
         try:
-            with translated(self._path, self._words):
+            with translated(self._path, self._wording):
                 yield
-        except self._words.error as error:
+        except self._wording.error as error:
             if is_beyond_this_connection(error.__cause__):
                 self._disconnect()
             raise
@@ -193,13 +195,13 @@ class SqliteFile:
         source = self._raw_connection()
         try:
             source.execute("PRAGMA locking_mode = EXCLUSIVE")
-            if checked_version(source, self._path, self._schema, self._words) == 0:
+            if checked_version(source, self._path, self._schema, self._wording) == 0:
                 return None
             copy = sqlite3.connect(":memory:", isolation_level=None)
             source.backup(copy)
         finally:
             source.close()
-        migrate(copy, self._path, self._schema, self._words)
+        migrate(copy, self._path, self._schema, self._wording)
         return copy
 
     def _drop_copy(self) -> None:
@@ -211,7 +213,7 @@ class SqliteFile:
         connection = self._raw_connection()
         try:
             self._prepare(connection)
-            migrate(connection, self._path, self._schema, self._words)
+            migrate(connection, self._path, self._schema, self._wording)
         except BaseException:
             connection.close()
             raise
@@ -231,15 +233,15 @@ class SqliteFile:
             connection.execute(f"PRAGMA {pragma}")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise self._words.error(
+            raise self._wording.error(
                 f"{self._path} cannot have a write-ahead log (mode {mode})",
                 hint="put the state directory on a local disk",
             )
         for pragma in ("synchronous = FULL", f"journal_size_limit = {WAL_KEPT_BYTES}", *self._after_wal):
             connection.execute(f"PRAGMA {pragma}")
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise self._words.damaged(self._path, str(verdict))
+        (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if result != "ok":
+            raise self._wording.damaged(self._path, str(result))
 
     def _disconnect(self) -> None:
         self._drop_copy()
@@ -255,10 +257,10 @@ class SqliteFile:
         except FileNotFoundError:
             same = False
         if not same:
-            raise self._words.trouble(
+            raise self._wording.trouble(
                 self._path,
                 "was moved, replaced or deleted while in use",
-                f"put it back, or restart {self._words.program} to begin with what is there",
+                f"put it back, or restart {self._wording.program} to begin with what is there",
             )
 
 
@@ -270,16 +272,13 @@ def _create_file(path: Path) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 @dataclass(frozen=True, slots=True)
-class FileWords:
-    """Name one kind of file in messages (``the journal /var/...
-
-    Is damaged``), with a hint for each trouble.
-    """
+class FileWording:
+    """Name one kind of file in messages such as ``the journal /var/... is damaged``, with a hint for each trouble."""
 
     noun: str
     """This is the noun with its article: ``the journal``."""
@@ -291,8 +290,8 @@ class FileWords:
     if_damaged: str
     if_newer: str
 
-    def trouble(self, path: Path, what: str, hint: str) -> Unavailable:
-        return self.error(f"{self.noun} {path} {what}", hint=hint)
+    def trouble(self, path: Path, problem: str, hint: str) -> Unavailable:
+        return self.error(f"{self.noun} {path} {problem}", hint=hint)
 
     def damaged(self, path: Path, detail: str) -> Unavailable:
         """Return the error for damage that SQLite found but did not raise."""
@@ -300,20 +299,20 @@ class FileWords:
 
 
 @contextmanager
-def translated(path: Path, words: FileWords) -> Iterator[None]:
-    """Raise errors of SQLite and of the file system as ``words.error``."""
+def translated(path: Path, wording: FileWording) -> Iterator[None]:
+    """Raise errors of SQLite and of the file system as ``wording.error``."""
     try:
         yield
     except sqlite3.Error as error:
         code = sqlite3.SQLITE_FULL if is_for_want_of_room(error, path) else _primary_code(error)
-        what, hint = _told(words).get(code, _UNKNOWN)
-        raise words.trouble(path, f"{what}: {error}", hint) from error
+        problem, hint = _problems(wording).get(code, _UNKNOWN)
+        raise wording.trouble(path, f"{problem}: {error}", hint) from error
     except OSError as error:
         if is_for_want_of_room(error, path):
-            what, hint = _told(words)[sqlite3.SQLITE_FULL]
-            raise words.trouble(path, what, hint) from error
-        hint = f"{words.program} needs write access to its folder, and space there"
-        raise words.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
+            problem, hint = _problems(wording)[sqlite3.SQLITE_FULL]
+            raise wording.trouble(path, problem, hint) from error
+        hint = f"{wording.program} needs write access to its folder, and space there"
+        raise wording.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
 
 
 def is_for_want_of_room(error: BaseException | None, path: Path) -> bool:
@@ -341,14 +340,14 @@ def is_beyond_this_connection(error: BaseException | None) -> bool:
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _BEYOND_THE_CONNECTION
 
 
-def _told(words: FileWords) -> dict[int, tuple[str, str]]:
-    """Return the trouble of the file, and the hint, by primary result code."""
-    program = words.program
-    damaged = (_DAMAGED, words.if_damaged)
+def _problems(wording: FileWording) -> dict[int, tuple[str, str]]:
+    """Return the problem of the file, and the hint, by primary result code."""
+    program = wording.program
+    damaged = (_DAMAGED, wording.if_damaged)
     not_writable = ("cannot be written", f"{program} needs write access to the file and its folder")
     access = f"{program} needs read and write access to the file and its folder"
     return {
-        sqlite3.SQLITE_BUSY: ("is in use by another process", words.if_busy),
+        sqlite3.SQLITE_BUSY: ("is in use by another process", wording.if_busy),
         sqlite3.SQLITE_CANTOPEN: ("cannot be opened", access),
         sqlite3.SQLITE_CONSTRAINT: ("contradicts what was to be written", "please report this with the log"),
         sqlite3.SQLITE_CORRUPT: damaged,
