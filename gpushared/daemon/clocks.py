@@ -82,11 +82,11 @@ class SteadyClock:
         self._day = day
         self._up = up
         self._boot_id = boot()
-        kept = None if path is None else _read(path)
-        if kept is not None and kept.boot_id == self._boot_id:
-            self._began_at = kept.began_at
+        stored = None if path is None else _read(path)
+        if stored is not None and stored.boot_id == self._boot_id:
+            self._began_at = stored.began_at
         else:
-            least = 0.0 if kept is None else kept.seen_at
+            least = 0.0 if stored is None else stored.seen_at
             self._began_at = max(day(), least) - up()
         self._ahead = 0.0
 

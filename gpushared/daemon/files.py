@@ -60,9 +60,9 @@ def read_private(path: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def as_config_error(path: Path, what: str) -> Iterator[None]:
+def as_config_error(path: Path, problem: str) -> Iterator[None]:
     """Raise an OSError of the block as a ConfigError that names the file."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} {what}: {error.strerror}", hint="who owns the folder?") from error
+        raise ConfigError(f"{path} {problem}: {error.strerror}", hint="who owns the folder?") from error

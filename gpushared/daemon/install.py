@@ -25,11 +25,11 @@ SYSTEMCTL_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Name a daemon's files for systemd. ``kept`` names what a restart leaves unchanged, for people."""
+    """Name a daemon's files for systemd. ``restart_note`` tells people what a restart leaves unchanged."""
 
     daemon: str
     units: tuple[str, ...]
-    kept: str
+    restart_note: str
 
     @property
     def targets(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ def install_package(prefix: Path, package: Package, command_files: Mapping[str, 
 
 
 def _unit_text(name: str) -> str:
-    return COMMANDS_IN_UNITS.sub(lambda found: _command(found[1]), (_units() / name).read_text())
+    return COMMANDS_IN_UNITS.sub(lambda match: _command(match[1]), (_units() / name).read_text())
 
 
 def _units() -> Traversable:
@@ -88,15 +88,15 @@ def _units() -> Traversable:
 def _command(name: str) -> str:
     """Return the command beside the Python that runs us, so that a virtual environment stays in use."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.is_file() else shutil.which(name)
+    if path is None:
         raise ConfigError(f"the command {name} is not installed", hint="pip install gpushared")
-    if re.search(r"[\s%$\"'\\]", found):
+    if re.search(r"[\s%$\"'\\]", path):
         raise ConfigError(
-            f"systemd cannot run {found}: its path has characters that units give a meaning",
+            f"systemd cannot run {path}: its path has characters that units give a meaning",
             hint="install gpushared below /opt",
         )
-    return found
+    return path
 
 
 def _write(target: Path, text: str) -> str:
@@ -128,21 +128,25 @@ def _tell_systemd(package: Package) -> Iterator[str]:
     yield _run(["systemctl", "daemon-reload"])
 
 
-def _run(words: Sequence[str]) -> str:
-    if shutil.which(words[0]) is None:
-        return f"skipped {words[0]}: it is not installed"
+def _run(command: Sequence[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return f"skipped {command[0]}: it is not installed"
     try:
-        done = subprocess.run(words, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True, check=False)
+        result = subprocess.run(
+            command, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"{' '.join(words)} does not come to an end", hint="see journalctl -xe") from error
-    if done.returncode:
-        raise ConfigError(f"{' '.join(words)} failed: {done.stderr.strip()}", hint="see journalctl -xe")
-    return f"ran {' '.join(words)}"
+        raise ConfigError(
+            f"{' '.join(command)} does not come to an end", hint="see journalctl -xe"
+        ) from error
+    if result.returncode:
+        raise ConfigError(f"{' '.join(command)} failed: {result.stderr.strip()}", hint="see journalctl -xe")
+    return f"ran {' '.join(command)}"
 
 
 def _next_step(package: Package) -> str:
-    words = ["systemctl", "is-active", "--quiet", f"{package.daemon}.service"]
-    active = subprocess.run(words, timeout=SYSTEMCTL_SECONDS, check=False)
-    if active.returncode == 0:
-        return f"next: systemctl restart {package.daemon}   ({package.kept})"
+    command = ["systemctl", "is-active", "--quiet", f"{package.daemon}.service"]
+    result = subprocess.run(command, timeout=SYSTEMCTL_SECONDS, check=False)
+    if result.returncode == 0:
+        return f"next: systemctl restart {package.daemon}   ({package.restart_note})"
     return f"next: systemctl enable --now {package.daemon}"

@@ -106,9 +106,9 @@ def complain(program: str, error: GpushareError) -> None:
 def allow_many_files() -> None:
     """Raise the limit of open files: a connection takes up to three, and shells allow a thousand."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class JsonFormatter(logging.Formatter):

@@ -24,7 +24,7 @@ class EndedProgram:
 
 
 async def run_program(
-    words: Sequence[str | Path],
+    command: Sequence[str | Path],
     *,
     seconds: float,
     text: str = "",
@@ -39,7 +39,7 @@ async def run_program(
     Raises OSError if it cannot be run, and TimeoutError, which is an OSError too.
 
     Args:
-        words: the program and its arguments.
+        command: the program and its arguments.
         seconds: the limit of its run.
         text: its input.
         with_errors: True to mix its standard error into ``output``.
@@ -50,7 +50,7 @@ async def run_program(
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *words,
+        *command,
         stdin=pipe if text else null,
         stdout=null if silent else pipe,
         stderr=null if silent else asyncio.subprocess.STDOUT if with_errors else pipe,

@@ -75,10 +75,10 @@ def passed_socket() -> socket.socket | None:
 async def is_machine_going_down() -> bool:
     """Return True if systemd shuts the machine down, also for a reboot; False without a timely answer."""
     try:
-        done = await run_program(["systemctl", "is-system-running"], seconds=ASK_SECONDS)
+        result = await run_program(["systemctl", "is-system-running"], seconds=ASK_SECONDS)
     except OSError:
         return False
-    return done.output.strip() == "stopping"
+    return result.output.strip() == "stopping"
 
 
 async def feed_watchdog(notifier: Notifier) -> None:
@@ -124,7 +124,7 @@ def is_logged_to() -> bool:
     """Return True if standard error goes to journald (JOURNAL_STREAM of systemd.exec(5))."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
-        found = os.fstat(2)
+        status = os.fstat(2)
     except OSError:
         return False
-    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+    return (device, inode) == (str(status.st_dev), str(status.st_ino))

@@ -1,10 +1,11 @@
-"""Hold tasks that run beside the code that started them."""
+"""Hold tasks that run beside the code that started them, and wait for events."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -59,3 +60,11 @@ async def until_first_ends(*work: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def within(event: asyncio.Event, timeout_seconds: float) -> bool:
+    """Wait for an event; return False if the time is over first."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            return await event.wait()
+    return False

@@ -9,7 +9,6 @@ stays.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gpushared.daemon.measures import SHORT_SECONDS, Distribution
+from gpushared.daemon.tasks import within
 from gpushared.domain.model.errors import GpushareError, LimitReached, Unavailable
 from gpushared.ports import Clock
 
@@ -48,8 +48,8 @@ class SentEvent(Generic[EventT, StepT]):
 class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
     """Own a state and the queue of its events. A subclass applies an event, and writes a batch of steps."""
 
-    def __init__(self, state: StateT, clock: Clock, who: str) -> None:
-        """Take ``who``, the name of the loop's daemon in messages, such as "the coordinator"."""
+    def __init__(self, state: StateT, clock: Clock, daemon_name: str) -> None:
+        """Take ``daemon_name``, the name in messages, such as "the coordinator"."""
         self.state = state
         self.pass_seconds = Distribution(SHORT_SECONDS)
         """The durations of the passes over the queue, with the rest of the work on their events."""
@@ -59,9 +59,9 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         """Each is called with every step after it is durable, and with the state before it. An observer
         returns at once."""
         self.on_change: Callable[[], None] = lambda: None
-        """This function is called when the state has changed in a way that callers can see."""
+        """Call this function when the state has changed in a way that callers can see."""
         self._clock = clock
-        self._who = who
+        self._daemon_name = daemon_name
         self._pending: asyncio.Queue[SentEvent[EventT, StepT]] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         if self._task is not None and self._task.done():
             raise self._ending()
         if self._pending.qsize() >= most_pending:
-            raise LimitReached(f"{self._who} has too much to do", hint="try again in a moment")
+            raise LimitReached(f"{self._daemon_name} has too much to do", hint="try again in a moment")
         sent = self._sent(event)
         self._pending.put_nowait(sent)
         return await sent.answer
@@ -110,7 +110,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the loop while the block runs."""
-        self._task = asyncio.create_task(self._run(), name=f"loop of {self._who}")
+        self._task = asyncio.create_task(self._run(), name=f"loop of {self._daemon_name}")
         try:
             yield
         finally:
@@ -131,7 +131,7 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
         self, state: StateT, batch: Iterable[SentEvent[EventT, StepT]]
     ) -> tuple[list[tuple[SentEvent[EventT, StepT], StepT]], StateT]:
         """Apply the events one after the other, and refuse those that break a rule."""
-        done = []
+        steps = []
         for sent in batch:
             try:
                 step, state = self._apply(state, sent.event)
@@ -139,10 +139,10 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
                 sent.refuse(error)
             except Exception as error:  # a bug in a rule must not end the daemon; the state is as before
                 log.exception("rule failed event=%r", sent.event)
-                sent.refuse(GpushareError(f"{self._who} made a mistake: {error}", hint="see its log"))
+                sent.refuse(GpushareError(f"{self._daemon_name} made a mistake: {error}", hint="see its log"))
             else:
-                done.append((sent, step))
-        return done, state
+                steps.append((sent, step))
+        return steps, state
 
     def _tell_observers(self, before: StateT, step: StepT) -> None:
         for observe in self.observers:
@@ -165,17 +165,9 @@ class WriteAheadLoop(ABC, Generic[StateT, EventT, StepT]):
                     batch.append(self._pending.get_nowait())
                 await self._handle(batch)
         finally:
-            left = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
-            for sent in (*batch, *left):
+            unhandled = [self._pending.get_nowait() for _ in range(self._pending.qsize())]
+            for sent in (*batch, *unhandled):
                 sent.refuse(self._ending())
 
     def _ending(self) -> Unavailable:
-        return Unavailable(f"{self._who} is ending", hint="try again in a moment")
-
-
-async def within(event: asyncio.Event, timeout_seconds: float) -> bool:
-    """Wait for an event; return False if the time is over first."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds):
-            return await event.wait()
-    return False
+        return Unavailable(f"{self._daemon_name} is ending", hint="try again in a moment")

@@ -15,8 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
-from gpushared.daemon.write_ahead_loop import MAX_PENDING, SentEvent, WriteAheadLoop, within
+from gpushared.daemon.write_ahead_loop import MAX_PENDING, SentEvent, WriteAheadLoop
 from gpushared.domain.jobs import coordinator_events as events
 from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot
 from gpushared.domain.jobs.coordinator import handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
-from gpushared.daemon.write_ahead_loop import within
+from gpushared.daemon.tasks import within
 
 RUN_ID_BYTES = 3
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import assert_never
 
 from gpushared.config.notify import NotifyConfig
-from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.tasks import TaskSet, within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.backoff import backoff_seconds
 from gpushared.domain.model.errors import ConfigError, GpushareError, OutboxUnavailable, TimedOut
@@ -29,7 +29,13 @@ from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 from gpushared.notify.payload import Origin, for_receiver, payload_of, to_text
 from gpushared.notify.targets import Routes, Target, Way, read_target
 from gpushared.ports import Clock
-from gpushared.storage.notification_file import Delivery, NewEvent, OutboxContents, SqliteNotifications
+from gpushared.storage.notification_file import (
+    Delivery,
+    DroppedByTarget,
+    NewEvent,
+    OutboxContents,
+    SqliteNotifications,
+)
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +120,9 @@ class NotificationOutbox:
         routes = self._routes()
         for event in events:
             targets = [
-                one for one in routes.targets_of(event) if not late or self._was_configured_at(one, event.at)
+                target
+                for target in routes.targets_of(event)
+                if not late or self._was_configured_at(target, event.at)
             ]
             if not targets:
                 continue
@@ -134,9 +142,9 @@ class NotificationOutbox:
         now = self._clock.now()
         configured = self._routes().configured
         hosts = {read_target(name).shown for name in configured if name.count(" ") > 1}
-        for known in (self._failures, self._lost):
-            for gone in known.keys() - hosts:
-                del known[gone]
+        for by_target in (self._failures, self._lost):
+            for name in by_target.keys() - hosts:
+                del by_target[name]
         self._report_troubles()
         self._configured_since = {name: self._configured_since.get(name, now) for name in configured}
         self._tasks.start(self._keep_targets(configured, now))
@@ -152,9 +160,7 @@ class NotificationOutbox:
         """Write added notifications at once, and every ``PRUNE_SECONDS`` forget old ones."""
         prune_at = 0.0
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PRUNE_SECONDS):
-                    await self._wake.wait()
+            await within(self._wake, PRUNE_SECONDS)
             self._wake.clear()
             try:
                 await self._flush()
@@ -264,10 +270,10 @@ class NotificationOutbox:
                 write = self._file.failed
             case GivenUp(why):
                 self._note_failure(target, f"{why}; the notification is dropped")
-                write = self._file.done
+                write = self._file.remove
             case Delivered():
                 self._note_success(target)
-                write = self._file.done
+                write = self._file.remove
             case unreachable:
                 assert_never(unreachable)
         while True:
@@ -310,29 +316,28 @@ class NotificationOutbox:
             self._failures[target.shown] = why
             self._report_troubles()
 
-    def _count_lost(self, dropped: Iterable[str] | dict[str, int]) -> None:
-        counts = dict(dropped) if isinstance(dropped, dict) else dict.fromkeys(dropped, 1)
-        for name, count in counts.items():
+    def _count_lost(self, dropped: DroppedByTarget) -> None:
+        for name, count in dropped.items():
             target = read_target(name)
             log.warning("notifications dropped target=%s count=%d", target.shown, count)
             if not target.is_owner:
                 self._lost[target.shown] = self._lost.get(target.shown, 0) + count
-        if counts:
+        if dropped:
             self._report_troubles()
 
     def _check_configuration(self) -> None:
         """Find configured targets that this machine cannot reach, before an event needs them."""
-        routes, found = self._routes(), []
+        routes, problems = self._routes(), []
         mailed = any(f" {Way.MAIL} " in name for name in routes.configured)
         if mailed and sendmail.find_sendmail(routes.site.sendmail) is None:
-            found.append("mail is configured, and there is no program sendmail")
+            problems.append("mail is configured, and there is no program sendmail")
         for path in sorted(routes.secret_files):
             try:
                 webhook.read_key(Path(path))
             except ConfigError as error:
-                found.append(f"webhooks cannot be signed: {error.message}")
-        if found != self._configuration_problems:
-            self._configuration_problems = found
+                problems.append(f"webhooks cannot be signed: {error.message}")
+        if problems != self._configuration_problems:
+            self._configuration_problems = problems
             self._report_troubles()
 
     def _report_troubles(self) -> None:

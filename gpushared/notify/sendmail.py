@@ -13,7 +13,7 @@ from typing import Any
 from gpushared.daemon.programs import run_program
 from gpushared.notify.attempt import Attempt, Delivered, GivenUp, TryAgain
 
-PLACES = "/usr/sbin:/usr/lib"
+FOLDERS = "/usr/sbin:/usr/lib"
 """The Filesystem Hierarchy Standard names both."""
 SECONDS = 60.0
 _REFUSED = frozenset({64, 65, 67, 68})
@@ -37,7 +37,7 @@ def find_sendmail(configured: str) -> str | None:
     """Return the program that takes mails, or None."""
     if configured:
         return configured if os.access(configured, os.X_OK) else None
-    return shutil.which("sendmail", path=f"{PLACES}:{os.environ.get('PATH', '')}")
+    return shutil.which("sendmail", path=f"{FOLDERS}:{os.environ.get('PATH', '')}")
 
 
 def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessage:
@@ -66,18 +66,18 @@ def message_of(fields: dict[str, Any], address: str, sender: str) -> EmailMessag
 
 async def send(program: str, mail: EmailMessage, address: str) -> Attempt:
     """Hand a mail for one address to the program, which reads no recipients from the mail's headers."""
-    words = [program, "-oi", "--", address]
+    command = [program, "-oi", "--", address]
     try:
-        done = await run_program(words, seconds=SECONDS, text=mail.as_string(), with_errors=True, cwd="/")
+        result = await run_program(command, seconds=SECONDS, text=mail.as_string(), with_errors=True, cwd="/")
     except TimeoutError:
         return TryAgain(f"{program} does not end within {SECONDS:.0f} s")
     except OSError as error:
         return TryAgain(f"{program} cannot be run: {error.strerror}")
-    if done.status == 0:
+    if result.status == 0:
         return Delivered()
-    lines = done.output.strip().splitlines()
-    why = f"{program} ended with {done.status}" + (f": {_one_line(lines[-1])[:200]}" if lines else "")
-    return GivenUp(why) if done.status in _REFUSED else TryAgain(why)
+    lines = result.output.strip().splitlines()
+    why = f"{program} ended with {result.status}" + (f": {_one_line(lines[-1])[:200]}" if lines else "")
+    return GivenUp(why) if result.status in _REFUSED else TryAgain(why)
 
 
 def _address(text: str) -> Address:

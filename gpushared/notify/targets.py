@@ -89,12 +89,12 @@ class Routes:
     @property
     def configured(self) -> frozenset[str]:
         """Return the names of all configured targets."""
-        found = {target.configured for target in _all_of(SITE, self.site)}
+        names = {target.configured for target in _all_of(SITE, self.site)}
         for name, project in self.projects.items():
-            found |= {target.configured for target in _all_of(PROJECT + name, project)}
+            names |= {target.configured for target in _all_of(PROJECT + name, project)}
         if self.command:
-            found.add(f"{SITE} {Way.COMMAND}")
-        return frozenset(found)
+            names.add(f"{SITE} {Way.COMMAND}")
+        return frozenset(names)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -107,20 +107,20 @@ class Routes:
         People of a pool have no mailbox on the machine of its coordinator.
         """
         local = isinstance(self.site, NotifyConfig)
-        known = find_sendmail(self.site.sendmail) is not None and bool(local or self.site.mail_domain)
-        return tuple(one for one in self.site.allow if one != MAIL or known)
+        can_mail = find_sendmail(self.site.sendmail) is not None and bool(local or self.site.mail_domain)
+        return tuple(target for target in self.site.allow if target != MAIL or can_mail)
 
     def targets_of(self, event: Notification) -> tuple[Target, ...]:
         """Return all receivers of an event."""
         if event.kind is NotificationKind.DIGEST:
             return self._of_digest(event.project)
-        found = [*_of(SITE, self.site, event.kind)]
+        targets = [*_of(SITE, self.site, event.kind)]
         project = self.projects.get(event.project) if event.project else None
         if project is not None:
-            found += _of(PROJECT + event.project, project, event.kind)
+            targets += _of(PROJECT + event.project, project, event.kind)
         if event.owner_uid is not None and self.command and _concerns(self.site, event.kind):
-            found.append(Target(SITE, Way.COMMAND, str(event.owner_uid)))
-        return (*found, *self._of_run(event))
+            targets.append(Target(SITE, Way.COMMAND, str(event.owner_uid)))
+        return (*targets, *self._of_run(event))
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class Routes:
         return tuple(_all_of(scope, config))
 
     def _of_run(self, event: Notification) -> list[Target]:
-        scope, found = RUN + quote(event.owner, safe=""), []
+        scope, targets = RUN + quote(event.owner, safe=""), []
         for target in event.targets:
             if not is_allowed(target, self.site.allow):
                 continue  # the pool or an older configuration allowed it
@@ -144,10 +144,10 @@ class Routes:
                 domain = self.site.mail_domain
                 address = f"{event.owner}@{domain}" if domain else event.owner
                 if is_address(address):
-                    found.append(Target(scope, Way.MAIL, address))
+                    targets.append(Target(scope, Way.MAIL, address))
             else:
-                found.append(Target(scope, Way.WEBHOOK, target))
-        return found
+                targets.append(Target(scope, Way.WEBHOOK, target))
+        return targets
 
     def is_wanted(self, target: Target) -> bool:
         """Return False for a target that the configuration does not have, or does not allow, any more."""
@@ -158,8 +158,8 @@ class Routes:
     @property
     def secret_files(self) -> frozenset[str]:
         """Return the files with the keys of configured webhooks."""
-        with_hooks = [one for one in (self.site, *self.projects.values()) if one.webhooks and one.secret_file]
-        return frozenset(one.secret_file for one in with_hooks)
+        configs = (self.site, *self.projects.values())
+        return frozenset(config.secret_file for config in configs if config.webhooks and config.secret_file)
 
     def secret_file(self, target: Target) -> str:
         """Return the file with the key that signs for a webhook; empty for a webhook without a signature.
@@ -174,7 +174,7 @@ class Routes:
 
 def routes_of(site: PoolNotifyConfig, projects: Mapping[str, ProjectNotifyConfig | None]) -> Routes:
     """Return the routes of a configuration; projects without settings have none."""
-    return Routes(site, {name: one for name, one in projects.items() if one is not None})
+    return Routes(site, {name: project for name, project in projects.items() if project is not None})
 
 
 def _all_of(scope: str, config: ReceiversConfig) -> list[Target]:

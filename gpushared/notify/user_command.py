@@ -38,9 +38,9 @@ class _Account:
 
 
 async def run(
-    words: Sequence[str], uid: int, text: str, *, seconds: float, cgroups: Iterable[str] = ()
+    command: Sequence[str], uid: int, text: str, *, seconds: float, cgroups: Iterable[str] = ()
 ) -> Attempt:
-    """Run the words with ``text`` on their standard input, and with the user's rights only.
+    """Run the command with ``text`` on their standard input, and with the user's rights only.
 
     Nothing reads the output. The event names the uid itself, so the command runs as root for leases of root
     only. ``cgroups``: the files by which a process joins the user's cgroups.
@@ -49,8 +49,8 @@ async def run(
     if account is None:
         return GivenUp(f"uid {uid} has no account")
     try:
-        done = await run_program(
-            ["/bin/sh", "-c", JOIN, "sh", *cgroups, "--", *_becoming(account), *BOUNDS, *words],
+        result = await run_program(
+            ["/bin/sh", "-c", JOIN, "sh", *cgroups, "--", *_becoming(account), *BOUNDS, *command],
             seconds=seconds,
             text=text,
             silent=True,
@@ -68,10 +68,10 @@ async def run(
         return GivenUp(f"it does not end within {seconds:g} s")
     except OSError as error:
         return GivenUp(f"it cannot be run as {account.name}: {error.strerror or error}")
-    if done.status == 0:
+    if result.status == 0:
         return Delivered()
-    temporary = done.status == os.EX_TEMPFAIL
-    why = f"it ended with {done.status}"
+    temporary = result.status == os.EX_TEMPFAIL
+    why = f"it ended with {result.status}"
     return TryAgain(why) if temporary else GivenUp(why)
 
 
@@ -82,8 +82,8 @@ def _becoming(account: _Account) -> tuple[str, ...]:
 
 def _account(uid: int) -> _Account | None:
     try:
-        found = pwd.getpwuid(uid)
+        entry = pwd.getpwuid(uid)
     except KeyError:
         return None
-    groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
-    return _Account(found.pw_name, found.pw_uid, found.pw_gid, groups, found.pw_dir)
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return _Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir)

@@ -154,12 +154,12 @@ async def _addresses(host: str, port: int) -> list[str]:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def look_up() -> list[str]:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(info[4][0]) for info in infos))
 
     threading.Thread(target=answer_with, args=(look_up, answer), name=f"look up {host}", daemon=True).start()
-    found: list[str] = await answer
-    return found
+    addresses: list[str] = await answer
+    return addresses
 
 
 @cache

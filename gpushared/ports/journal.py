@@ -82,7 +82,7 @@ class Journal(Protocol):
         """Return finished leases, newest first."""
         ...
 
-    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
+    async def past(self, query: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
         """Return finished leases, newest first, and how many more there are beyond the limit."""
         ...
 

@@ -59,7 +59,7 @@ class Sharing(Protocol):
         """Return True if the lease has settings that only its running container can be given."""
         ...
 
-    async def hold(self, lease: Lease, place: str) -> None:
+    async def hold(self, lease: Lease, cgroup: str) -> None:
         """Give the container these settings: its cgroup exists now, at this path in the tree of cgroup v2.
 
         The path begins at the top of the tree.

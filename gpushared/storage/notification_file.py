@@ -159,7 +159,7 @@ class NotificationFile(SqliteFile):
             ).fetchone()
         return None if row is None else Delivery(*row)
 
-    def done(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         with self._writing() as db:
             db.execute("DELETE FROM delivery WHERE number = ?", (number,))
 
@@ -216,8 +216,8 @@ class SqliteNotifications(Calls):
     async def next_of(self, target: str) -> Delivery | None:
         return await self._read(lambda: self._store.next_of(target))
 
-    async def done(self, number: int) -> None:
-        await self._call(lambda: self._store.done(number))
+    async def remove(self, number: int) -> None:
+        await self._call(lambda: self._store.remove(number))
 
     async def failed(self, number: int) -> None:
         await self._call(lambda: self._store.failed(number))

@@ -111,8 +111,7 @@ class FakeEngine(Failing):
 
     def start(self, container: ContainerId) -> None:
         """Let the container run (again). Raises NotFound if its lease's device was not written."""
-        facts = self._known(container)
-        self._apply_device(facts)
+        self._apply_device(self._existing(container))
         self._set(container, status=ContainerStatus.RUNNING, exit_code=0, pid=10_000 + next(self._numbers))
 
     def exit(self, container: ContainerId, code: int = 0) -> None:
@@ -134,7 +133,7 @@ class FakeEngine(Failing):
 
     def remove(self, container: ContainerId) -> None:
         """Remove the container, as ``docker rm -f`` does."""
-        self._known(container)
+        self._existing(container)
         was_ours = self._is_ours(container)
         del self._containers[container]
         self.applied.pop(container, None)
@@ -143,7 +142,7 @@ class FakeEngine(Failing):
 
     def make_unstoppable(self, container: ContainerId) -> None:
         """Let ``stop`` time out from now on: a process that hangs in the driver cannot even be killed."""
-        self._unstoppable.add(self._known(container).id)
+        self._unstoppable.add(self._existing(container).id)
 
     def make_stoppable(self, container: ContainerId) -> None:
         self._unstoppable.discard(container)
@@ -197,8 +196,11 @@ class FakeEngine(Failing):
 
     async def running(self) -> tuple[ContainerId, ...]:
         self._ready()
-        found = self._containers.values()
-        return tuple(one.id for one in found if one.status in _ALIVE and LABEL_GATE in one.labels)
+        return tuple(
+            facts.id
+            for facts in self._containers.values()
+            if facts.status in _ALIVE and LABEL_GATE in facts.labels
+        )
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
         self._ready()
@@ -232,7 +234,7 @@ class FakeEngine(Failing):
 
     async def start_again(self, container: ContainerId) -> None:
         self._ready()
-        if self._known(container).status not in _ALIVE:
+        if self._existing(container).status not in _ALIVE:
             self.start(container)
 
     def events(self) -> AsyncIterator[ContainerFacts | ContainerId]:
@@ -266,14 +268,14 @@ class FakeEngine(Failing):
         if self._away is not None:
             raise EngineUnavailable(self._away, hint="see `systemctl status docker`")
 
-    def _known(self, container: ContainerId) -> ContainerFacts:
+    def _existing(self, container: ContainerId) -> ContainerFacts:
         facts = self._containers.get(container)
         if facts is None:
             raise NotFound(f"no such container: {container}")
         return facts
 
     def _alive(self, container: ContainerId) -> ContainerFacts:
-        facts = self._known(container)
+        facts = self._existing(container)
         if facts.status not in _ALIVE:
             raise StateConflict(f"container {facts.name} is {facts.status}, not running")
         return facts

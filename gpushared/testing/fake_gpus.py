@@ -87,7 +87,7 @@ class FakeGpus(Failing):
         reported = {gpu: tuple(xids) for gpu, xids in self._xids.items()}
         for xids in self._xids.values():
             xids.clear()
-        return tuple(replace(one, xids=reported.get(one.gpu, ())) for one in readings)
+        return tuple(replace(reading, xids=reported.get(reading.gpu, ())) for reading in readings)
 
     async def close(self) -> None:
         self.closed = True
@@ -96,10 +96,13 @@ class FakeGpus(Failing):
         if gpu.trouble is not None:
             return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
         processes = tuple(self._processes[gpu.id])
-        held = sum(process.memory_bytes or 0 for process in processes)
+        process_bytes = sum(process.memory_bytes or 0 for process in processes)
         return GpuReading(
             gpu=gpu.id,
-            memory_used_bytes=gpu.memory_total_bytes - gpu.leasable_bytes + self._left_behind[gpu.id] + held,
+            memory_used_bytes=gpu.memory_total_bytes
+            - gpu.leasable_bytes
+            + self._left_behind[gpu.id]
+            + process_bytes,
             utilization_ratio=1.0 if processes and gpu.id not in self._resting else 0.0,
             temperature_celsius=40,
             power_watts=100.0,

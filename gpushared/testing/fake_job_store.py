@@ -98,16 +98,16 @@ class MemoryStore(Failing):
 
     async def load(self, prefix: str = "") -> Contents:
         self._may_fail()
-        found = {key: record for key, record in self.world.records.items() if key.startswith(prefix)}
-        return Contents(self.world.revision, found)
+        records = {key: record for key, record in self.world.records.items() if key.startswith(prefix)}
+        return Contents(self.world.revision, records)
 
     async def page(
         self, prefix: str, limit: int, *, after: str = "", reverse: bool = False
     ) -> tuple[tuple[str, Record], ...]:
         self._may_fail()
         keys = sorted((key for key in self.world.records if key.startswith(prefix)), reverse=reverse)
-        left = [key for key in keys if not after or (key < after if reverse else key > after)]
-        return tuple((key, self.world.records[key]) for key in left[:limit])
+        following = [key for key in keys if not after or (key < after if reverse else key > after)]
+        return tuple((key, self.world.records[key]) for key in following[:limit])
 
     async def count(self, prefix: str = "") -> int:
         self._may_fail()

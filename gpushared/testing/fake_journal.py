@@ -66,7 +66,7 @@ class MemoryJournal(Failing):
         open_leases = [lease for lease in self._leases.values() if not isinstance(lease.state, Ended)]
         by_sequence = sorted(open_leases, key=lambda lease: lease.sequence)
         stories = tuple(map(self._with_story, by_sequence))
-        attempts = tuple(one for _, one in sorted(self._attempts.items(), key=lambda pair: pair[0]))
+        attempts = tuple(attempt for _, attempt in sorted(self._attempts.items(), key=lambda pair: pair[0]))
         return JournalSnapshot(
             stories, self._next_sequence, self._drained, self._accounts(), attempts, dict(self._contacts)
         )
@@ -82,8 +82,8 @@ class MemoryJournal(Failing):
 
     async def lease(self, lease: LeaseId) -> Lease | None:
         self._may_fail()
-        found = self._leases.get(lease)
-        return self._with_story(found) if found else None
+        stored = self._leases.get(lease)
+        return self._with_story(stored) if stored else None
 
     async def ended(self, limit: int) -> tuple[Lease, ...]:
         self._may_fail()
@@ -96,8 +96,8 @@ class MemoryJournal(Failing):
             lease for _, _, lease in sorted(over, key=lambda row: row[:2], reverse=True)[: max(0, limit)]
         )
 
-    async def past(self, which: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
-        over = [one for one in await self.ended(len(self._leases)) if _matches(one, which)]
+    async def past(self, query: PastLeases, limit: int) -> tuple[tuple[Lease, ...], int]:
+        over = [lease for lease in await self.ended(len(self._leases)) if _matches(lease, query)]
         return tuple(over[: max(0, limit)]), max(0, len(over) - max(0, limit))
 
     async def identity(self, newest_span: int = 0) -> int:
@@ -126,8 +126,8 @@ class MemoryJournal(Failing):
         for lease in (lease for write in writes for lease in write.leases):
             if owners.setdefault(lease.sequence, lease.id) != lease.id:
                 raise JournalUnavailable(f"sequence {lease.sequence} belongs to {owners[lease.sequence]}")
-        known = self._leases.keys() | owners.values()
-        if stray := {lease for write in writes for lease, _ in write.entries} - known:
+        known_leases = self._leases.keys() | owners.values()
+        if stray := {lease for write in writes for lease, _ in write.entries} - known_leases:
             raise JournalUnavailable(f"a story entry for {min(stray)}, which the journal does not know")
 
     def _apply(self, writes: tuple[JournalWrite, ...]) -> None:
@@ -148,11 +148,14 @@ class MemoryJournal(Failing):
             self._apply_attempts(write)
 
     def _apply_attempts(self, write: JournalWrite) -> None:
-        self._attempts |= {(one.coordinator, one.key): one for one in write.attempts}
+        self._attempts |= {(attempt.coordinator, attempt.key): attempt for attempt in write.attempts}
         self._contacts |= write.contacts
         if (before := write.forgotten_before) is not None:
-            kept = self._attempts.items()
-            self._attempts = {key: one for key, one in kept if not (one.state.is_final and one.at < before)}
+            self._attempts = {
+                key: attempt
+                for key, attempt in self._attempts.items()
+                if not (attempt.state.is_final and attempt.at < before)
+            }
 
     def _apply_accounts(self, change: AccountsChange) -> None:
         self._usage |= {(project, bucket): amount for project, bucket, amount in change.usage}
@@ -165,11 +168,11 @@ class MemoryJournal(Failing):
         return ProjectAccounts(rows, dict(self._turns), self._projects)
 
 
-def _matches(lease: Lease, which: PastLeases) -> bool:
+def _matches(lease: Lease, query: PastLeases) -> bool:
     assert isinstance(lease.state, Ended), "only of those that are over"
     return (
-        lease.state.at >= which.since
-        and which.owner in {"", lease.owner_name}
-        and (not which.outcomes or kind_of(type(lease.state.outcome)) in which.outcomes)
-        and (which.before is None or (lease.state.at, lease.sequence) < which.before)
+        lease.state.at >= query.since
+        and query.owner in {"", lease.owner_name}
+        and (not query.outcomes or kind_of(type(lease.state.outcome)) in query.outcomes)
+        and (query.before is None or (lease.state.at, lease.sequence) < query.before)
     )

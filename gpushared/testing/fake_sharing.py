@@ -80,9 +80,9 @@ class FakeSharing(Failing):
     def holds(self, lease: Lease) -> bool:
         return self.holding and lease.id in self.opened
 
-    async def hold(self, lease: Lease, place: str) -> None:
+    async def hold(self, lease: Lease, cgroup: str) -> None:
         self._may_fail()
-        self.held[lease.id] = place
+        self.held[lease.id] = cgroup
 
     async def detach_clients(self, lease: Lease, pids: Collection[int]) -> int:
         self._may_fail()

@@ -371,7 +371,7 @@ async def test_a_full_disk_loses_nothing_that_fits_in_memory_and_sends_nothing_t
     from gpushared.storage.notification_file import NotificationFile
 
     full = True
-    for name in ("add", "done"):
+    for name in ("add", "remove"):
         written = getattr(NotificationFile, name)
 
         def write(self: NotificationFile, *words: object, written=written) -> object:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.config.job_settings import AuditConfig
 from gpushared.daemon.systemd import Journald, is_logged_to
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import AuditUnavailable, ConfigError, GpushareError, TimedOut
 from gpushared.storage.audit.audit_file import Keep, NumberedLine, Search, SqliteAudit
@@ -208,11 +209,7 @@ class AuditLog:
 
     async def run(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await self._enough.wait()
-            except TimeoutError:
-                pass
+            await within(self._enough, WRITE_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
@@ -275,7 +272,7 @@ class AuditLog:
             # Each line gets its number once: a batch with an unknown outcome is written again unchanged.
             batch = self._in_doubt or self._numbered()
             self._in_doubt = batch
-            await self._file.write(batch, self._kept(), time.time())
+            await self._file.write(batch, self._bounds(), time.time())
             self._in_doubt = ()
         await self._prune_now_and_then()
 
@@ -290,9 +287,9 @@ class AuditLog:
     async def _prune_now_and_then(self) -> None:
         if time.monotonic() >= self._prune_at:
             self._prune_at = time.monotonic() + PRUNE_SECONDS
-            await self._file.prune(self._kept(), time.time())
+            await self._file.prune(self._bounds(), time.time())
 
-    def _kept(self) -> Keep:
+    def _bounds(self) -> Keep:
         return Keep(self.config.keep_days, self.config.max_rows)
 
     def _trouble_text(self, error: str) -> str:

@@ -82,11 +82,24 @@ def accounts(db: sqlite3.Connection, query: HistoryFilter) -> list[LeaseAccount]
                 GROUP BY s.lease, s.gpu, s.project""",  # noqa: S608 - constants
             values,
         )
-        for lease, owner, project, lease_class, _gpu, label, model, series, peak, held, mib, ms in rows:
+        for (
+            lease,
+            owner,
+            project,
+            lease_class,
+            _gpu,
+            label,
+            model,
+            series,
+            peak,
+            permille_ms,
+            mib_ms,
+            ms,
+        ) in rows:
             # The use of a lease is counted once, even if its project changed.
             used = uses.pop(series, Account())
-            account = used + Account(held, mib)
-            too_big = too_big_permille_ms(used.active_permille_ms, mib / max(1, ms), peak)
+            account = used + Account(permille_ms, mib_ms)
+            too_big = too_big_permille_ms(used.active_permille_ms, mib_ms / max(1, ms), peak)
             account = replace(account, too_big_permille_ms=too_big)
             accounts.append(
                 LeaseAccount(
@@ -254,17 +267,17 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
             ORDER BY 1""",
         (source.number, summary.lease),
     ).fetchall()
-    held = [span for span in spans if span[2] is not None]
-    runs = {(start, end) for start, end, *_ in held}
+    held_spans = [span for span in spans if span[2] is not None]
+    runs = {(start, end) for start, end, *_ in held_spans}
     use = _life(db, source, summary.lease)
     account = Account(
-        sum(permille * (end - start) for start, end, _, permille, _ in held),
-        sum(mib * (end - start) for start, end, _, _, mib in held),
+        sum(permille * (end - start) for start, end, _, permille, _ in held_spans),
+        sum(mib * (end - start) for start, end, _, _, mib in held_spans),
     )
     at_once: dict[tuple[int, int], int] = defaultdict(int)
-    for start, end, _, _, mib in held:
+    for start, end, _, _, mib in held_spans:
         at_once[start, end] += mib
-    gpus = sorted({gpu for _, _, gpu, _, _ in held})
+    gpus = sorted({gpu for _, _, gpu, _, _ in held_spans})
     names = dict[str, tuple[str, str]]()
     for gpu in gpus:
         row = db.execute(
@@ -282,7 +295,7 @@ def lease_history(db: sqlite3.Connection, source: Source, summary: LeaseSummary)
         node=source.node,
         summary=summary,
         created_ms=source.day(round(summary.created_at * 1000)),
-        started_ms=source.day(held[0][0]) if held else None,
+        started_ms=source.day(held_spans[0][0]) if held_spans else None,
         ended_ms=None if summary.ended_at is None else source.day(round(summary.ended_at * 1000)),
         run_ms=sum(end - start for start, end in runs),
         waited_ms=sum(end - start for start, end, gpu, _, _ in spans if gpu is None),

@@ -206,7 +206,7 @@ class JournalFile(SqliteFile):
             save_projects(db, [write.accounts for write in writes if write.accounts is not None])
             save_attempts(db, writes)
             db.executemany(_PUT_SPAN, [_span_row(span) for write in writes for span in write.spans])
-            self._prune_now_and_then(db, sum(isinstance(x.state, Ended) for x in leases.values()))
+            self._prune_now_and_then(db, sum(isinstance(lease.state, Ended) for lease in leases.values()))
 
     def story(self, lease: LeaseId) -> tuple[StoryEntry, ...]:
         with self._reading() as db:
