@@ -116,9 +116,9 @@ class Heartbeat:
 
 def _status(state: NodeState, kind: str) -> str:
     waiting = len(state.waiting())
-    held = len(state.leases) - waiting
+    lease_count = len(state.leases) - waiting
     drained = sum(state.drain_of(gpu) is not None for gpu in state.gpus)
-    return f"{len(state.gpus)} {kind}, {held} leases, {waiting} queued" + (
+    return f"{len(state.gpus)} {kind}, {lease_count} leases, {waiting} queued" + (
         f", {drained} drained" if drained else ""
     )
 

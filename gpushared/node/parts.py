@@ -101,7 +101,9 @@ def real_parts(config: Config) -> Parts:
             modes=modes,
             environ=environ,
             timing=MpsTiming(canary=CanaryTiming(config.sharing.canary_seconds)),
-            watched=[one for one, policy in watchdog_of(config).items() if policy.action is not Action.WARN],
+            watched=[
+                kind for kind, policy in watchdog_of(config).items() if policy.action is not Action.WARN
+            ],
         ),
         engine=DockerEngine(f"unix://{config.engine.socket}", simulated_gpus=simulated),
         checkpoints=_checkpoints(config, gpus, environ),
@@ -139,7 +141,7 @@ async def restore_modes(config: Config) -> str | None:
     try:
         async with asyncio.timeout(LONGEST_SECONDS):
             before = await modes.ledger()
-            up = {one.device_name for one in await engine.containers() if one.status in UP}
+            up = {facts.device_name for facts in await engine.containers() if facts.status in UP}
             await modes.restore_unneeded(up)
             after = await modes.ledger()
     except TimeoutError:
@@ -150,5 +152,5 @@ async def restore_modes(config: Config) -> str | None:
         modes.close()
         await engine.close()
         await gpus.close()
-    done = len(before) - len(after)
-    return f"compute mode put back on {done} of the {len(before)} GPUs that it was set on"
+    restored = len(before) - len(after)
+    return f"compute mode put back on {restored} of the {len(before)} GPUs that it was set on"

@@ -246,9 +246,9 @@ class JobServices:
             self.recorder = JobRecorder(
                 local_jobs.loop, self._history, self._troubles, lambda job: _account_of(job, loop.state)
             )
-            kept = await self._store.load(OUTBOX)
+            contents = await self._store.load(OUTBOX)
             self.outbox = Outbox(
-                {key: record.value for key, record in kept.records.items()},
+                {key: record.value for key, record in contents.records.items()},
                 local_jobs.loop.write,
                 self._asserter,
                 lambda: self._clock.now() + self._clock.ahead(),

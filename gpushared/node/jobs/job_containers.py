@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
@@ -15,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 import psutil
 
+from gpushared.daemon.tasks import within
 from gpushared.domain.jobs.attempt_log import Attempt
 from gpushared.domain.jobs.job import Ending, EndKind, JobSpec
 from gpushared.domain.jobs.protocol import Gang
@@ -88,10 +88,10 @@ class JobContainers:
         self._check_port(body)
         answer = await self._create(body)
         if answer.status == CONFLICT:
-            found = await self._holder_of_name()
-            if found is not None and _device_of(found) == lease.device_name:
-                return ContainerId(found["Id"])
-            if found is not None and await self._rename_earlier(found):
+            holder = await self._holder_of_name()
+            if holder is not None and _device_of(holder) == lease.device_name:
+                return ContainerId(holder["Id"])
+            if holder is not None and await self._rename_earlier(holder):
                 answer = await self._create(body)
         if answer.status != CREATED:
             raise self._refusal_of(answer)
@@ -144,20 +144,20 @@ class JobContainers:
         """Return the container of this name, if the account owns it."""
         return await inspect(self._gate, "containers", self.name, suffix="/json")
 
-    async def _rename_earlier(self, found: Body) -> bool:
+    async def _rename_earlier(self, container: Body) -> bool:
         """Rename an earlier attempt's container, which keeps its logs; return False if it is none."""
-        labels = section(section(found, "Config"), "Labels")
+        labels = section(section(container, "Config"), "Labels")
         number = str(labels.get(LABEL_ATTEMPT) or "")
         if labels.get(LABEL_JOB) != self._attempt.key.job or number == str(self._attempt.key.number):
             return False
         new = quote(f"{self.name}.{number}", safe="")
-        answer = await self._gate.call("POST", f"/containers/{found['Id']}/rename?name={new}".encode())
+        answer = await self._gate.call("POST", f"/containers/{container['Id']}/rename?name={new}".encode())
         return answer.status in STARTED
 
     async def _exit_code(self, container: ContainerId) -> int | None:
         """Return the engine's exit code for a start that failed, such as 127 for a missing program."""
-        found = await inspect(self._gate, "containers", container, suffix="/json")
-        code = section(found or {}, "State").get("ExitCode")
+        details = await inspect(self._gate, "containers", container, suffix="/json")
+        code = section(details or {}, "State").get("ExitCode")
         return code if isinstance(code, int) and 0 < code <= MAX_EXIT_CODE else None
 
     def _refusal_of(self, answer: EngineAnswer) -> AttemptRefused:
@@ -189,24 +189,24 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _device_of(found: Body) -> object:
-    return section(section(found, "Config"), "Labels").get(LABEL_DEVICE)
+def _device_of(details: Body) -> object:
+    return section(section(details, "Config"), "Labels").get(LABEL_DEVICE)
 
 
 async def check_names(
-    loopback_gate: LoopbackGate, wanted: RequestedJobs, is_live: Callable[[JobId], bool]
+    loopback_gate: LoopbackGate, requested: RequestedJobs, is_live: Callable[[JobId], bool]
 ) -> None:
-    """Raise StateConflict if a container that belongs to no live job has the name of a wanted job.
+    """Raise StateConflict if a container that belongs to no live job has the name of a requested job.
 
     ``is_live`` returns True if a job is not over; the job store guards the names of live jobs. If the
     engine does not answer, nothing is refused here: the engine reports the conflict when the job runs.
     """
-    names = {spec.name for _, spec in wanted.jobs if spec.name}
-    own = {job for job, _ in wanted.jobs}
+    names = {spec.name for _, spec in requested.jobs if spec.name}
+    job_ids = {job for job, _ in requested.jobs}
     if not names:
         return
     for name, job in (await _containers(loopback_gate)).items():
-        if name in names and job not in own and not is_live(job):
+        if name in names and job not in job_ids and not is_live(job):
             raise StateConflict(
                 f"a container on this node is called {shown(name)} already",
                 hint=f"use another --name, or, if it is yours and over: docker rm {name}",
@@ -220,9 +220,9 @@ async def _containers(loopback_gate: LoopbackGate) -> dict[str, JobId]:
         answer = await gate.call("GET", b"/containers/json?all=1", timeout_seconds=LIST_SECONDS)
         if answer.status == OK:
             return {
-                name.removeprefix("/"): JobId((one.get("Labels") or {}).get(LABEL_JOB, ""))
-                for one in answer.json()
-                for name in one.get("Names") or ()
+                name.removeprefix("/"): JobId((container.get("Labels") or {}).get(LABEL_JOB, ""))
+                for container in answer.json()
+                for name in container.get("Names") or ()
             }
     return {}
 
@@ -267,7 +267,7 @@ def launcher_defaults(attempt: Attempt) -> dict[str, str]:
     gang = attempt.facts
     if gang is None:
         return {}
-    own = gang.hosts[gang.rank]
+    host = gang.hosts[gang.rank]
     # With one GPU, and so one process, on each node the rank is known: ``init_process_group`` needs no
     # launcher.
     rank = {"RANK": str(gang.rank)} if set(gang.gpus) == {1} else {}
@@ -278,8 +278,8 @@ def launcher_defaults(attempt: Attempt) -> dict[str, str]:
         "PET_NPROC_PER_NODE": str(gang.gpus[gang.rank]),
         "PET_MASTER_ADDR": gang.hosts[0],
         "PET_MASTER_PORT": str(gang.port),
-        "PET_LOCAL_ADDR": own,
-        **(_interface(own) if _is_on_host_network(attempt) else {}),
+        "PET_LOCAL_ADDR": host,
+        **(_interface(host) if _is_on_host_network(attempt) else {}),
     }
 
 
@@ -289,7 +289,7 @@ def _interface(address: str) -> Mapping[str, str]:
     Gloo would take the interface of the machine's own name, which on many systems is the loopback's.
     """
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return {"GLOO_SOCKET_IFNAME": name}
     return {}
 
@@ -326,13 +326,11 @@ class KeptContainers:
         """Remove due containers, for ever."""
         while True:
             try:
-                done = await self.remove_due()
+                all_removed = await self.remove_due()
             except GpushareError as error:
                 log.debug("containers of ended jobs not looked at: %s", error)
-                done = False
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS if done else RETRY_SECONDS):
-                    await self._is_due.wait()
+                all_removed = False
+            await within(self._is_due, LOOK_SECONDS if all_removed else RETRY_SECONDS)
             self._is_due.clear()
 
     def attempt_changed(self, coordinator: str, key: AttemptKey) -> None:
@@ -349,12 +347,12 @@ class KeptContainers:
         """
         records = {record.lease: record for record in self._over() if record.lease is not None}
         self._gone &= records.keys()
-        left = sorted(
+        present = sorted(
             (record for lease, record in records.items() if lease not in self._gone),
             key=lambda record: record.at,
         )
-        due = due_of(left, self.retention, self._loop.now())
-        return not due or await self._remove({one.lease for one in due if one.lease is not None})
+        due = due_of(present, self.retention, self._loop.now())
+        return not due or await self._remove({record.lease for record in due if record.lease is not None})
 
     def _over(self) -> Iterable[Attempt]:
         for attempt_log in self._loop.state.attempts.values():
@@ -364,14 +362,14 @@ class KeptContainers:
 
     async def _remove(self, due: set[LeaseId]) -> bool:
         gate = self._loopback_gate.gate_as(DAEMON)
-        here: set[LeaseId] = set()
+        remaining: set[LeaseId] = set()
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
             # A running container was started again, under its old name but with another lease.
             if lease in due and self._is_over(facts) and not await _remove_container(facts.id, gate):
-                here.add(lease)
-        self._gone |= due - here
-        return not here
+                remaining.add(lease)
+        self._gone |= due - remaining
+        return not remaining
 
     def _is_over(self, facts: ContainerFacts) -> bool:
         leased = self._loop.state.of_device(facts.device_name) is not None
@@ -383,17 +381,17 @@ def due_of(over: Sequence[Attempt], retention: ContainerRetention, now: float) -
 
     Each user's containers are counted alone, so that no user pushes out the logs of others.
     """
-    left = Counter(_whose(one) for one in over)
+    counts = Counter(_uid_of(record) for record in over)
     due = []
-    for one in over:
-        whose = _whose(one)
-        if left[whose] > retention.most or one.at <= now - retention.seconds or _is_removed(one):
-            due.append(one)
-            left[whose] -= 1
+    for record in over:
+        uid = _uid_of(record)
+        if counts[uid] > retention.most or record.at <= now - retention.seconds or _is_removed(record):
+            due.append(record)
+            counts[uid] -= 1
     return due
 
 
-def _whose(record: Attempt) -> int | None:
+def _uid_of(record: Attempt) -> int | None:
     """Return the uid of the attempt's account, None for an attempt that never ran."""
     return None if record.account is None else record.account.uid
 

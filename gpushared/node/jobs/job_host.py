@@ -85,8 +85,8 @@ class JobHost:
         )
         self.order_handler.inspect_first = self._inspect_first
         reconciler.before_job_ends = self._guard_keeper.take_ends
-        self._kept = KeptContainers(loop, engine, self.loopback_gate, retention_of(config))
-        self.order_handler.on_change = self._kept.attempt_changed
+        self._kept_containers = KeptContainers(loop, engine, self.loopback_gate, retention_of(config))
+        self.order_handler.on_change = self._kept_containers.attempt_changed
         executor.on_attempt = self.launcher.perform
 
     async def serve(self, routes: Routes, stack: AsyncExitStack) -> None:
@@ -100,7 +100,9 @@ class JobHost:
 
     async def run(self) -> None:
         """Watch fences, their guard and old containers, for ever."""
-        await asyncio.gather(self.order_handler.watch_fences(), self._guard_keeper.run(), self._kept.run())
+        await asyncio.gather(
+            self.order_handler.watch_fences(), self._guard_keeper.run(), self._kept_containers.run()
+        )
 
     async def _inspect_first(self, containers: tuple[ContainerId, ...]) -> None:
         """Look at containers before they are ended; an engine that does not answer prevents no end."""
@@ -113,7 +115,7 @@ class JobHost:
         """Apply the settings that can change at run time: accounts, and how long containers stay."""
         self.accounts.rules = account_rules_of(config, self._node_name)
         self.order_handler.policy = policy_of(config)
-        self._kept.retention = retention_of(config)
+        self._kept_containers.retention = retention_of(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,10 @@ class AccountRules:
         name, _, realm = owner.principal.partition("@")
         if name and realm in {self.realm, *self.trusted_realms}:
             return name
-        who = shown(owner.principal)
+        principal = shown(owner.principal)
         raise PermissionRefused(
-            f"{who} has no account on this node, which does not trust the realm {shown(realm)}",
-            hint=f'the node\'s admin names one below [pool.accounts]: {who} = "alice"',
+            f"{principal} has no account on this node, which does not trust the realm {shown(realm)}",
+            hint=f'the node\'s admin names one below [pool.accounts]: {principal} = "alice"',
         )
 
 
@@ -208,6 +210,6 @@ def _first_user_id() -> int:
         lines = LOGIN_DEFS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return FIRST_USER_ID
-    words = [line.split() for line in lines]
-    numbers = [pair[1] for pair in words if len(pair) > 1 and pair[0] == "UID_MIN" and pair[1].isdecimal()]
+    settings = [line.split() for line in lines]
+    numbers = [pair[1] for pair in settings if len(pair) > 1 and pair[0] == "UID_MIN" and pair[1].isdecimal()]
     return max(1, int(numbers[-1])) if numbers else FIRST_USER_ID

@@ -29,7 +29,7 @@ OK = 200
 NOT_FOUND = 404
 RETRY_SECONDS = 2.0
 MAX_LINE_BYTES = 1024 * 1024
-MAX_WORDS = 500
+MAX_TEXT = 500
 
 _LASTING = re.compile(
     r"not found|no such image|does not exist|unknown|denied|unauthori[sz]ed|no basic auth|login|invalid"
@@ -101,19 +101,22 @@ async def _is_here(spec: JobSpec, gate: EngineSocket) -> bool:
     if answer.status == NOT_FOUND:
         return False
     check_away(answer.status, answer.body)
-    found = answer.json()
-    if answer.status != OK or not isinstance(found, dict):
+    image = answer.json()
+    if answer.status != OK or not isinstance(image, dict):
         raise _pull_error(spec, message_of(answer.status, answer.body))
-    return not spec.platform or _is_of(spec.platform, found)
+    return not spec.platform or _is_of(spec.platform, image)
 
 
 def _is_of(platform: str, image: dict[str, object]) -> bool:
     """Return True if an image fits ``os[/architecture[/variant]]``; parts that either lacks do not count."""
-    own = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
-    wanted = platform.lower().split("/")
-    if len(wanted) == 1 and wanted[0] != "linux":
-        wanted = ["", *wanted]  # docker also takes the architecture alone
-    return all(not want or not has or want == has.lower() for want, has in zip(wanted, own, strict=False))
+    image_parts = (str(image.get(name) or "") for name in ("Os", "Architecture", "Variant"))
+    parts = platform.lower().split("/")
+    if len(parts) == 1 and parts[0] != "linux":
+        parts = ["", *parts]  # docker also takes the architecture alone
+    return all(
+        not part or not image_part or part == image_part.lower()
+        for part, image_part in zip(parts, image_parts, strict=False)
+    )
 
 
 async def _pull(spec: JobSpec, gate: EngineSocket) -> None:
@@ -181,10 +184,10 @@ def name_and_tag(image: str) -> tuple[str, str]:
     return plain, digest or tagged
 
 
-def _pull_error(spec: JobSpec, words: str) -> GpushareError:
-    kind = RequestError if _LASTING.search(words) else RegistryTrouble
+def _pull_error(spec: JobSpec, text: str) -> GpushareError:
+    kind = RequestError if _LASTING.search(text) else RegistryTrouble
     return kind(
-        f"image {shown(spec.image)} is missing and cannot be pulled: {words.strip()[:MAX_WORDS]}",
+        f"image {shown(spec.image)} is missing and cannot be pulled: {text.strip()[:MAX_TEXT]}",
         hint="is its name right, and can the node reach its registry without a login? Where it cannot, "
         "`docker load` brings an image to the node",
     )

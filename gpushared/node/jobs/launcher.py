@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from gpushared.domain.jobs.attempt_log import Attempt
@@ -96,7 +97,7 @@ class Launcher:
         before = self._tasks.get(attempt_id)
         task = asyncio.create_task(_after(before, work))
         self._tasks[attempt_id] = task
-        task.add_done_callback(lambda done: self._finished(attempt_id, done))
+        task.add_done_callback(partial(self._finished, attempt_id))
 
     def _finished(self, attempt_id: _AttemptId, task: asyncio.Task[None]) -> None:
         if self._tasks.get(attempt_id) is task:
@@ -195,8 +196,8 @@ class Launcher:
 
     async def _report_if_unbound(self, container: ContainerId, lease: Lease) -> None:
         """Bind a container to its lease if an earlier try made the container and its answer never came."""
-        known = self._loop.state.leases.get(lease.id)
-        if known is not None and known.container is None:
+        current = self._loop.state.leases.get(lease.id)
+        if current is not None and current.container is None:
             await self._reconciler.inspect(container)
 
 

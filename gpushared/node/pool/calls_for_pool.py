@@ -17,9 +17,9 @@ ANSWER_SECONDS = 30.0
 _HISTORY = history_pb2.DESCRIPTOR.services_by_name["History"]
 _STUBS: Mapping[str, Callable[[grpc.aio.Channel], Any]] = {
     **{
-        f"gpushare.v1.History/{one.name}": history_pb2_grpc.HistoryStub
-        for one in _HISTORY.methods
-        if one.name != "Recent"  # coordinators do not serve it
+        f"gpushare.v1.History/{method.name}": history_pb2_grpc.HistoryStub
+        for method in _HISTORY.methods
+        if method.name != "Recent"  # coordinators do not serve it
     },
     "gpushare.v1.Leases/List": leases_pb2_grpc.LeasesStub,
     "gpushare.v1.Gpus/List": gpus_pb2_grpc.GpusStub,
@@ -54,5 +54,5 @@ def _either(
 
 def asks_pool(message: Any) -> bool:
     """Return True if the message has the flag ``pool``, itself or in its window."""
-    asked = message if "pool" in message.DESCRIPTOR.fields_by_name else message.window
-    return bool(asked.pool)
+    part = message if "pool" in message.DESCRIPTOR.fields_by_name else message.window
+    return bool(part.pool)

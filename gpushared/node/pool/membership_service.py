@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PART = "membership"
 """Troubles of the membership have this part name."""
 ANSWER_SECONDS = 10.0
-_ASKED: dict[str, type[Message]] = {
+_REQUEST_TYPES: dict[str, type[Message]] = {
     "DrainNode": pool_pb2.DrainNodeRequest,
     "ForgetNode": pool_pb2.ForgetNodeRequest,
     "Status": pool_pb2.PoolStatusRequest,
@@ -94,9 +94,9 @@ class Memberships:
     async def leave(self, _: node_pb2.LeavePoolRequest, caller: Caller) -> node_pb2.LeftPool:
         """End the membership; return when the node's keys are gone."""
         _check(caller, "leave a pool")
-        left = await self._enrolment.leave()
+        former = await self._enrolment.leave()
         log.info("left by=%s", caller.name)
-        return node_pb2.LeftPool(pool=left.pool, node=left.node) if left else node_pb2.LeftPool()
+        return node_pb2.LeftPool(pool=former.pool, node=former.node) if former else node_pb2.LeftPool()
 
     def _notes(self, joined: Membership) -> Iterator[str]:
         """Yield a note if the node's certificate does not cover the realm of its users."""
@@ -109,10 +109,10 @@ class Memberships:
             )
 
 
-def _check(caller: Caller, what: str) -> None:
+def _check(caller: Caller, action: str) -> None:
     if not caller.trusted:
         raise PermissionRefused(
-            f"only trusted callers may let this node {what}", hint="be root, or in the docker group"
+            f"only trusted callers may let this node {action}", hint="be root, or in the docker group"
         )
 
 
@@ -125,7 +125,7 @@ def admin_calls(coordinator: CoordinatorCalls) -> dict[str, Unary]:
     """
     return {
         f"gpushare.v1.PoolAdmin/{name}": Unary(kind, _forwarded(name, coordinator))
-        for name, kind in _ASKED.items()
+        for name, kind in _REQUEST_TYPES.items()
     }
 
 

@@ -65,26 +65,26 @@ class OrderAudit:
             self._drain = now
             self._write("Drain", "", notice.by, text=notice.reason or "takes work again")
 
-    def tunnel(self, wanted: link_pb2.OpenTunnel, error: GpushareError | None) -> None:
+    def tunnel(self, request: link_pb2.OpenTunnel, error: GpushareError | None) -> None:
         """Write a line for a person who reaches the gate as a job's account.
 
         The gate writes lines for the person's requests.
         """
-        self._write("Tunnel", wanted.job_id, wanted.person, error=error)
+        self._write("Tunnel", request.job_id, request.person, error=error)
 
     def trusting(
         self, take: Callable[[link_pb2.NewTrust], Awaitable[int]], generation: Callable[[], int]
     ) -> Callable[[link_pb2.NewTrust], Awaitable[int]]:
         """Return ``take`` with an added line for each change of the trust anchors."""
 
-        async def taken(trust: link_pb2.NewTrust) -> int:
+        async def take_and_note(trust: link_pb2.NewTrust) -> int:
             before = generation()
             now = await take(trust)
             if now != before:
                 self._write("Trust", f"generation {now}", "", digest=digest_of(trust.anchors))
             return now
 
-        return taken
+        return take_and_note
 
     def _write(
         self,

@@ -35,9 +35,7 @@ POOL_AWAY = "pool_away"
 """The reason code of an unknown state while the coordinator does not answer."""
 STOP_GRACE_SECONDS = 10
 MAX_GRACE_SECONDS = 3600
-_GET, _LIST, _WAIT, _CANCEL, _HOLD, _EXPLAIN, _NODES = (
-    "Get", "List", "Wait", "Cancel", "Hold", "Explain", "Nodes",
-)  # fmt: skip
+_GET, _LIST, _CANCEL, _NODES = "Get", "List", "Cancel", "Nodes"
 
 
 class RemoteJobs(Protocol):
@@ -93,45 +91,45 @@ class PoolJobs:
         self, message: jobs_pb2.SubmitRequest, owner: Owner, caller: Caller
     ) -> jobs_pb2.SubmitAnswer:
         """Submit jobs; return when they are stored here and, if the pool answers, there too."""
-        after = await read_after(message, lambda word: self._resolve_reference(word, owner, caller))
+        after = await read_after(message, lambda reference: self._resolve_reference(reference, owner, caller))
 
         def is_known(job: JobId) -> bool:
             record = self._outbox.record(job)
             return record is not None and record.principal == owner.principal
 
-        wanted = read_submit(message, owner, after, self._presets(), origin=self.node, is_known=is_known)
+        requested = read_submit(message, owner, after, self._presets(), origin=self.node, is_known=is_known)
         await self._outbox.put(
-            wanted.jobs,
+            requested.jobs,
             principal=owner.principal,
             groups=self._groups_of(caller),
-            held=wanted.held,
-            priority=wanted.priority,
+            held=requested.held,
+            priority=requested.priority,
             holder=caller.process if message.lease.ends_with_caller and message.interactive else None,
         )
-        notes = await self._wait_until_pool_has(wanted)
-        ids = [job for job, _ in wanted.jobs]
-        return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=wanted.array or "", notes=notes)
+        notes = await self._wait_until_pool_has(requested)
+        ids = [job for job, _ in requested.jobs]
+        return jobs_pb2.SubmitAnswer(job_ids=ids, array_id=requested.array or "", notes=notes)
 
-    async def _wait_until_pool_has(self, wanted: RequestedJobs) -> list[str]:
+    async def _wait_until_pool_has(self, requested: RequestedJobs) -> list[str]:
         """Wait until the pool has the jobs, and return notices about any it has not taken yet.
 
         Raises the pool's error if the pool refuses a job; then nothing is kept.
         """
         until = time.monotonic() + TAKEN_SECONDS
-        for job, _ in wanted.jobs:
+        for job, _ in requested.jobs:
             while (record := self._outbox.record(job)) is not None and not (record.taken or record.over):
-                left = until - time.monotonic()
-                if not self._link.connected or left <= 0:
+                remaining_seconds = until - time.monotonic()
+                if not self._link.connected or remaining_seconds <= 0:
                     return [f"kept on this node until the pool has it: {self._link.away() or 'it is slow'}"]
-                await self._outbox.changed(job, min(left, 1.0))
+                await self._outbox.changed(job, min(remaining_seconds, 1.0))
             refusal = refusal_of(record) if record is not None else None
             if refusal is not None:
-                await self._take_back(wanted)
+                await self._take_back(requested)
                 raise refusal
         return []
 
-    async def _take_back(self, wanted: RequestedJobs) -> None:
-        for job, spec in wanted.jobs:
+    async def _take_back(self, requested: RequestedJobs) -> None:
+        for job, spec in requested.jobs:
             record = self._outbox.record(job)
             if record is not None and record.refused is not None:
                 await self._outbox.forget(job)
@@ -139,8 +137,8 @@ class PoolJobs:
                 await self._outbox.withdraw(job, 0, principal=spec.owner.principal)
 
     async def _resolve_reference(self, reference: str, owner: Owner, caller: Caller) -> list[JobId]:
-        if here := self._of_array(reference, owner):
-            return [one.job for one in here]
+        if records := self._of_array(reference, owner):
+            return [record.job for record in records]
         if self._record_of_id(reference, owner) is not None:
             return [JobId(reference)]
         is_one = is_job_id(reference) and not is_array_id(reference)
@@ -155,14 +153,14 @@ class PoolJobs:
 
     async def _array_there(self, array: str, caller: Caller) -> list[JobId]:
         """Return the jobs of an array, as the pool knows them: all, or more than a job can wait for."""
-        asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=MAX_AFTER)
-        found: list[JobId] = []
+        request = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=MAX_AFTER)
+        job_ids: list[JobId] = []
         while True:
-            page = await self._ask(_LIST, asked, caller)
-            found += [JobId(job.id) for job in page.jobs]
-            asked.page_token = page.next_page_token
-            if not asked.page_token or len(found) > MAX_AFTER:
-                return found
+            page = await self._ask(_LIST, request, caller)
+            job_ids += [JobId(job.id) for job in page.jobs]
+            request.page_token = page.next_page_token
+            if not request.page_token or len(job_ids) > MAX_AFTER:
+                return job_ids
 
     # --- one job ---------------------------------------------------------------------------------------
 
@@ -220,10 +218,10 @@ class PoolJobs:
         seconds = min(max(message.timeout_seconds, 0.0), WAIT_SECONDS)
         until = time.monotonic() + seconds
         while (view := self._view(record)).token == message.token and view.state not in OVER:
-            left = until - time.monotonic()
-            if left <= 0 or self._link.connected:
+            remaining_seconds = until - time.monotonic()
+            if remaining_seconds <= 0 or self._link.connected:
                 break
-            await self._outbox.changed(record.job, min(left, 1.0))
+            await self._outbox.changed(record.job, min(remaining_seconds, 1.0))
             record = self._outbox.record(record.job) or record
         return view
 
@@ -242,8 +240,8 @@ class PoolJobs:
                 async with aclosing(watched) as reports:
                     async for view in reports:
                         if is_enough(view):
-                            found: jobs_pb2.Job = view
-                            return found
+                            report: jobs_pb2.Job = view
+                            return report
         return None
 
     async def logs(self, message: jobs_pb2.LogsRequest, caller: Caller) -> AsyncIterator[jobs_pb2.LogChunk]:
@@ -264,7 +262,7 @@ class PoolJobs:
         """
         array = self._of_array(message.array_id, owner)
         is_known = not message.array_id or array or self._record_of_id(message.array_id, owner) is not None
-        if self._link.connected and all(one.taken or one.over for one in array):
+        if self._link.connected and all(record.taken or record.over for record in array):
             try:
                 answer: jobs_pb2.ListJobsResponse = await self._ask(_LIST, message, caller)
             except (Unavailable, TimedOut):
@@ -276,10 +274,8 @@ class PoolJobs:
             self.check_answers()
         views = [
             self._view(record)
-            for record in self._outbox.records()
-            if self._may_see(record, owner)
-            and (message.ended or not record.over)
-            and message.array_id in {"", record.spec.array or ""}
+            for record in self._visible(owner)
+            if (message.ended or not record.over) and message.array_id in {"", record.spec.array or ""}
         ]
         first = int(message.page_token or 0) if message.page_token.isdecimal() else 0
         last = first + (message.limit or LISTED)
@@ -313,11 +309,11 @@ class PoolJobs:
         record = self._record_of_id(reference, owner)
         if record is not None:
             return record
-        mine = [one for one in self._outbox.records() if self._may_see(one, owner)]
-        named = [one for one in mine if reference == (one.spec.name or default_name(one.job))]
+        visible = self._visible(owner)
+        named = [other for other in visible if reference == (other.spec.name or default_name(other.job))]
         if named:
             return named[-1]
-        begins = [one for one in mine if one.job.startswith(reference)]
+        begins = [other for other in visible if other.job.startswith(reference)]
         long_enough = len(reference) >= SHORTEST_BEGINNING and reference.isalnum()
         return begins[0] if long_enough and len(begins) == 1 else None
 
@@ -327,9 +323,10 @@ class PoolJobs:
         return record if record is not None and self._may_see(record, owner) else None
 
     def _of_array(self, array: str, owner: Owner) -> list[OutboxRecord]:
-        return [
-            one for one in self._outbox.records() if one.spec.array == array and self._may_see(one, owner)
-        ]
+        return [record for record in self._visible(owner) if record.spec.array == array]
+
+    def _visible(self, owner: Owner) -> list[OutboxRecord]:
+        return [record for record in self._outbox.records() if self._may_see(record, owner)]
 
     def _may_see(self, record: OutboxRecord, owner: Owner) -> bool:
         return owner.admin or record.principal == owner.principal

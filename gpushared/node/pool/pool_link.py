@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Protocol
 
 import grpc
 
 import gpushared
 from gpushared.config.model import Config
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.job import NodeName
 from gpushared.domain.jobs.member import HeartbeatReport, Inventory
@@ -189,13 +189,7 @@ class PoolLink:
 
     async def changed(self, timeout_seconds: float) -> bool:
         """Wait until the node is in a pool, or in none any more; return False if the time is over first."""
-        changed = self._changed
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(self._changed, timeout_seconds)
 
     async def channel(self) -> grpc.aio.Channel:
         """Return a channel to the coordinator for calls beside the stream; the caller must not close it.
@@ -239,8 +233,8 @@ class PoolLink:
         finally:
             self._set_link(None)
             unsubscribe()
-            for one in (task, watch):
-                one.cancel()
+            for unfinished in (task, watch):
+                unfinished.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
             await link.dial.close()
             self._troubles.cleared(PART)
@@ -331,9 +325,7 @@ class PoolClients:
         try:
             while True:
                 self._look(processes)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await processes.ended.wait()
+                await within(processes.ended, LOOK_SECONDS)
                 processes.ended.clear()
         finally:
             processes.close()

@@ -66,9 +66,9 @@ class ClientPresence:
     def with_ended_client(self, state: NodeState) -> list[LeaseId]:
         """Return the leases without a container whose process has ended."""
         unclaimed = [lease for lease in state.leases.values() if _is_unclaimed(lease)]
-        held = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}
-        self.processes.watch_only(held.values())
-        return [lease for lease, holder in held.items() if self.processes.has_ended(holder)]
+        holders = {lease.id: lease.holder for lease in unclaimed if lease.holder is not None}
+        self.processes.watch_only(holders.values())
+        return [lease for lease, holder in holders.items() if self.processes.has_ended(holder)]
 
     def missed(self, state: NodeState, now: float) -> list[RequestMissed]:
         """Return an event for each silence that has grown by a step, or ended, since its last record."""
@@ -78,11 +78,11 @@ class ClientPresence:
     def _awaited(self, state: NodeState, now: float) -> list[Lease]:
         """Return the queued leases for which a client should wait."""
         queued = [lease for lease in state.waiting() if _is_awaited(lease)]
-        known, began = self._last_seen, self._started_at
-        self._last_seen = {one.id: known.get(one.id, began - one.missed_seconds) for one in queued}
-        for lease in self._present:
-            if lease in self._last_seen:
-                self._last_seen[lease] = now
+        last_seen = {
+            lease.id: self._last_seen.get(lease.id, self._started_at - lease.missed_seconds)
+            for lease in queued
+        }
+        self._last_seen = last_seen | dict.fromkeys(last_seen.keys() & self._present.keys(), now)
         return queued
 
     def _silence(self, lease: Lease, now: float) -> float:

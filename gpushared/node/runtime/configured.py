@@ -67,12 +67,12 @@ def rules_of(config: Config) -> Rules:
 
 def notify_routes(config: Config) -> Routes:
     """Return the configured receivers of notifications."""
-    return routes_of(config.notify, {name: one.notify for name, one in config.projects.items()})
+    return routes_of(config.notify, {name: project.notify for name, project in config.projects.items()})
 
 
 def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
     """Return the watchdog's policy for each class."""
-    own = {
+    actions = {
         LeaseClass.BUILD: config.watchdog.build,
         LeaseClass.TRAIN: config.watchdog.train,
         LeaseClass.INFER: config.watchdog.infer,
@@ -83,7 +83,7 @@ def watchdog_of(config: Config) -> dict[LeaseClass, WatchdogPolicy]:
             config.watchdog.tolerance_bytes,
             config.watchdog.patience_seconds,
         )
-        for lease_class, action in own.items()
+        for lease_class, action in actions.items()
     }
 
 
@@ -122,20 +122,20 @@ def project_idle_of(config: Config) -> dict[str, IdleRules]:
     """Return both policies for the projects that have rules of their own."""
     return {
         name: IdleRules(
-            _by_class(one.idle or config.idle), _when_quiet(one.quiet or config.idle_quiet, config)
+            _by_class(project.idle or config.idle), _when_quiet(project.quiet or config.idle_quiet, config)
         )
-        for name, one in config.projects.items()
-        if one.idle is not None or one.quiet is not None
+        for name, project in config.projects.items()
+        if project.idle is not None or project.quiet is not None
     }
 
 
 def _by_class(idle: IdleConfig) -> dict[LeaseClass, IdlePolicy]:
-    own = {LeaseClass.BUILD: idle.build, LeaseClass.TRAIN: idle.train, LeaseClass.INFER: idle.infer}
+    actions = {LeaseClass.BUILD: idle.build, LeaseClass.TRAIN: idle.train, LeaseClass.INFER: idle.infer}
     return {
         lease_class: IdlePolicy(
             idle.warn_seconds, idle.lower_seconds, IdleAction(action or idle.action), idle.action_seconds
         )
-        for lease_class, action in own.items()
+        for lease_class, action in actions.items()
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpushared.daemon.systemd import is_machine_going_down
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs.node_messages import MachineGoesDown
 from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
@@ -115,11 +116,7 @@ class ContainerReconciler:
             await self._pause_unless_asked(pause)
 
     async def _pause_unless_asked(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._survey_asked.wait()
-        except TimeoutError:
-            pass
+        await within(self._survey_asked, seconds)
         self._survey_asked.clear()
 
     async def _keep_listening(self) -> None:

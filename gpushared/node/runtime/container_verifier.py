@@ -67,7 +67,7 @@ def gate_name(state_dir: str) -> str:
 class _Comparison:
     """Hold the differences between a container as it is and as its lease allows it."""
 
-    seen: Reality
+    reality: Reality
     expected: Expected
     deviations: tuple[Deviation, ...]
 
@@ -150,44 +150,48 @@ class Verifier:
         for pause in LOOK_PAUSES_SECONDS:
             await asyncio.sleep(pause)
             async with self._slots:
-                now = await self._compare(container, is_start=is_start)
-            if now is None:
+                newest = await self._compare(container, is_start=is_start)
+            if newest is None:
                 return  # the container is over, and all that it had
             lasting = tuple(
-                each for each in now.deviations if comparison is None or each in comparison.deviations
+                deviation
+                for deviation in newest.deviations
+                if comparison is None or deviation in comparison.deviations
             )
-            comparison = _Comparison(now.seen, now.expected, lasting)
+            comparison = _Comparison(newest.reality, newest.expected, lasting)
             if not lasting:
                 break
         assert comparison is not None, "there is at least one look"
         await self._act_on(comparison)
 
     async def _compare(self, container: ContainerId, *, is_start: bool) -> _Comparison | None:
-        seen = await self._engine.reality(container, self._barred)
-        if seen is None:
+        reality = await self._engine.reality(container, self._barred)
+        if reality is None:
             return None
-        labels = seen.described.labels
+        labels = reality.described.labels
         lease = self._loop.state.of_container(container)
-        expected = self._expected(seen, lease, is_start=is_start)
-        self._note_unchecked(unchecked(seen, expected))
+        expected = self._expected(reality, lease, is_start=is_start)
+        self._note_unchecked(unchecked(reality, expected))
         strange = self._strange(labels.get(LABEL_DEVICE, ""), lease, is_start=is_start)
-        return _Comparison(seen, expected, (*strange, *deviations(seen, expected)))
+        return _Comparison(reality, expected, (*strange, *deviations(reality, expected)))
 
-    def _expected(self, seen: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
-        labels = seen.described.labels
+    def _expected(self, reality: Reality, lease: Lease | None, *, is_start: bool) -> Expected:
+        labels = reality.described.labels
         owner = labels.get(LABEL_OWNER, "")
         confined = labels.get(LABEL_GATE) == f"{self._gate}/{CONFINED}"
         uid = int(owner) if owner.isdecimal() else 0
         if lease is not None:
-            own = (f"{self._leases_directory}/{lease.device_name}", self._passwd_directory)
-            given = given_gpus(lease, self._loop.state.gpus)
-            minors = frozenset() if self._simulated else minors_of(lease, self._loop.state.gpus, seen.machine)
-            return Expected(confined, uid, lease.id, lease.device_name, given, minors, own)
+            sources = (f"{self._leases_directory}/{lease.device_name}", self._passwd_directory)
+            gpus = given_gpus(lease, self._loop.state.gpus)
+            minors = (
+                frozenset() if self._simulated else minors_of(lease, self._loop.state.gpus, reality.machine)
+            )
+            return Expected(confined, uid, lease.id, lease.device_name, gpus, minors, sources)
         device = labels.get(LABEL_DEVICE, "")
         if device and not is_start and self._loop.state.of_device(device) is None:
             # The container's lease, and the record of its GPUs, may have been in a journal that was lost.
-            own = (f"{self._leases_directory}/{device}", self._passwd_directory)
-            return Expected(confined, uid, "", device, None, None, own)
+            sources = (f"{self._leases_directory}/{device}", self._passwd_directory)
+            return Expected(confined, uid, "", device, None, None, sources)
         return Expected(confined, uid, sources=(self._passwd_directory,))
 
     def _strange(self, device: str, lease: Lease | None, *, is_start: bool) -> tuple[Deviation, ...]:
@@ -207,38 +211,39 @@ class Verifier:
     # --- the result ---
 
     async def _act_on(self, comparison: _Comparison) -> None:
-        seen, deviations = comparison.seen, comparison.deviations
-        log.debug("looked container=%s found=%d", seen.id[:12], len(deviations))
+        reality, deviations = comparison.reality, comparison.deviations
+        log.debug("looked container=%s found=%d", reality.id[:12], len(deviations))
         if not deviations:
-            self._forget(seen.id)
+            self._forget(reality.id)
             return
-        ends = comparison.expected.confined and any(each.grave for each in deviations)
+        ends = comparison.expected.confined and any(deviation.grave for deviation in deviations)
         # Paths and variables are users' words, and may be long.
-        faults = bounded("; ".join(each.text for each in deviations), MAX_TEXT)
+        faults = bounded("; ".join(deviation.text for deviation in deviations), MAX_TEXT)
         user = str(comparison.expected.uid)
-        text = f"container {seen.name} (uid {user}) {faults}" + ("; it was ended" if ends else "")
+        text = f"container {reality.name} (uid {user}) {faults}" + ("; it was ended" if ends else "")
         self._note_trouble(comparison, text)
-        self._write_audit(comparison.expected.uid, user, MISMATCH, seen.id, text)
-        log.warning("mismatch container=%s ends=%s text=%r", seen.id[:12], ends, text)
-        lease = self._loop.state.of_container(seen.id)
+        self._write_audit(comparison.expected.uid, user, MISMATCH, reality.id, text)
+        log.warning("mismatch container=%s ends=%s text=%r", reality.id[:12], ends, text)
+        lease = self._loop.state.of_container(reality.id)
         if lease is not None:
-            await self._loop.send(ContainerRefuted(lease.id, seen.id, f"its container {faults}", ends))
+            await self._loop.send(ContainerRefuted(lease.id, reality.id, f"its container {faults}", ends))
         if ends:
-            self._ended_here.add(seen.id)
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, seen.id)
-            await self._engine.stop(seen.id, 0)
+            self._ended_here.add(reality.id)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, reality.id)
+            await self._engine.stop(reality.id, 0)
 
     def _note_trouble(self, comparison: _Comparison, text: str) -> None:
         """Note the trouble. A trusted user may bypass leases: that is reported, but as no fault."""
-        seen, expected = comparison.seen, comparison.expected
+        reality, expected = comparison.reality, comparison.expected
         only_privileged = (
-            seen.described.privileged and len(comparison.deviations) == 1 and not expected.confined
+            reality.described.privileged and len(comparison.deviations) == 1 and not expected.confined
         )
-        self._trouble_texts[UNMANAGED if only_privileged else WRONG][seen.id] = text
+        self._trouble_texts[UNMANAGED if only_privileged else WRONG][reality.id] = text
         self._report_troubles()
 
     def _forget(self, container: ContainerId) -> None:
-        self._checked_pids.pop(container, None) if container not in self._ended_here else None
+        if container not in self._ended_here:
+            self._checked_pids.pop(container, None)
         self._ended_here.discard(container)
         if any(texts.pop(container, None) for texts in self._trouble_texts.values()):
             self._report_troubles()

@@ -145,8 +145,8 @@ class Executor:
 
     def _expect_edits(self, lease: LeaseId) -> None:
         """Accept only settings for the lease's present grants from now on; waiting tasks wait on."""
-        known = self._edits.get(lease)
-        if known is None or known.done():
+        future = self._edits.get(lease)
+        if future is None or future.done():
             self._edits[lease] = asyncio.get_running_loop().create_future()
 
     def remake_all(self) -> None:
@@ -196,11 +196,11 @@ class Executor:
                     return
                 await asyncio.sleep(EDITS_RETRY_SECONDS)
             else:
-                now = self._loop.state.leases.get(lease_id)
-                if edits is not None and now is not None and now.grants not in ((), lease.grants):
+                current = self._loop.state.leases.get(lease_id)
+                if edits is not None and current is not None and current.grants not in ((), lease.grants):
                     continue  # resized in between
                 if edits is not None:
-                    self._done(lease_id, edits)
+                    self._succeed(lease_id, edits)
                     await self._loop.send(m.EditsMade(lease_id, edits.walls))
                 return
 
@@ -244,7 +244,7 @@ class Executor:
         """Return the lock of a device, whose edits are made and dropped one after the other."""
         return self._devices.setdefault(device_name, asyncio.Lock())
 
-    def _done(self, lease: LeaseId, edits: Edits) -> None:
+    def _succeed(self, lease: LeaseId, edits: Edits) -> None:
         future = self._edits.get(lease)
         if future is not None and not future.done():
             future.set_result(edits)
@@ -266,12 +266,12 @@ class Executor:
 
     async def _hold(self, lease_id: LeaseId, container: ContainerId) -> None:
         facts = await self._engine.inspect(container)
-        place = await asyncio.to_thread(place_of, facts.pid, container) if facts is not None else None
+        cgroup = await asyncio.to_thread(place_of, facts.pid, container) if facts is not None else None
         lease = self._loop.state.leases.get(lease_id)
-        if place is None or lease is None:
+        if cgroup is None or lease is None:
             return
         async with self._device(lease.device_name):
-            await self._sharing.hold(lease, place)
+            await self._sharing.hold(lease, cgroup)
 
     async def _report_settings(self, lease: LeaseId, container: ContainerId) -> None:
         """Report to the core if a container whose lease was resized has started with the present settings.

@@ -142,14 +142,14 @@ class HistoryRecorder(HistoryWriter):
         longest_seconds = max(MAX_SAMPLE_SECONDS, 1.5 * self._sampler.pause_seconds)
         ms = milliseconds(min(longest_seconds, sample.at - since))
         state = self._loop.state
-        for gpu, reading in sample.readings.items():
-            known = state.gpus.get(gpu)
+        for gpu_id, reading in sample.readings.items():
+            gpu = state.gpus.get(gpu_id)
             memory = None if reading.memory_used_bytes is None else reading.memory_used_bytes // MIB
-            held_mib = 0 if known is None else known.leasable_bytes // MIB
-            seen = SeriesSample(
+            held_mib = 0 if gpu is None else gpu.leasable_bytes // MIB
+            series_sample = SeriesSample(
                 WHOLE_PERMILLE, held_mib, reading.utilization_ratio, memory, reading.power_watts
             )
-            self._series_of("", gpu).take(at_ms, seen, ms)
+            self._series_of("", gpu_id).take(at_ms, series_sample, ms)
         for lease in state.holders():
             held_ms = milliseconds(sample.at - (lease.holds_since or sample.at))
             for grant in lease.grants:
@@ -158,8 +158,8 @@ class HistoryRecorder(HistoryWriter):
                     continue
                 memory = None if use.memory_bytes is None else use.memory_bytes // MIB
                 size = permille_of([grant], state.gpus)
-                seen = SeriesSample(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
-                self._series_of(lease.id, grant.gpu).take(at_ms, seen, min(ms, held_ms))
+                series_sample = SeriesSample(size, grant.memory_bytes // MIB, use.utilization_ratio, memory)
+                self._series_of(lease.id, grant.gpu).take(at_ms, series_sample, min(ms, held_ms))
 
     def _series_of(self, lease: str, gpu: str) -> UseSeries:
         key = (lease, gpu)
@@ -226,7 +226,7 @@ class HistoryRecorder(HistoryWriter):
         self._gpus = tuple(batch.gpus) or self._gpus
         written = {summary.lease: summary for summary in batch.leases}
         self._summaries = {
-            lease: one for lease, one in self._summaries.items() if one is not written.get(lease)
+            lease: summary for lease, summary in self._summaries.items() if summary is not written.get(lease)
         }
         state = self._loop.state
         self._waits = {key: ms for key, ms in self._waits.items() if key[0] in state.leases}
@@ -236,7 +236,9 @@ class HistoryRecorder(HistoryWriter):
 
     def _gather_uses(self) -> None:
         """Move the changes of each series to the records to write, and drop the series of past holders."""
-        held = {(lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants}
+        held_series = {
+            (lease.id, grant.gpu) for lease in self._loop.state.holders() for grant in lease.grants
+        }
         for key, series in list(self._series.items()):
             lease, gpu = key
             hours = self._growth.setdefault(key, {})
@@ -246,7 +248,7 @@ class HistoryRecorder(HistoryWriter):
                 del hours[oldest]
             if not hours:
                 del self._growth[key]
-            if key not in held if lease else gpu not in self._loop.state.gpus:
+            if key not in held_series if lease else gpu not in self._loop.state.gpus:
                 del self._series[key]
         for oldest_key in list(self._growth)[: max(0, len(self._growth) - MAX_SERIES_WAITING)]:
             del self._growth[oldest_key]

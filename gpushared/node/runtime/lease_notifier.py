@@ -42,8 +42,8 @@ class LeaseNotifier:
     def begin(self, contents: OutboxContents) -> None:
         """Take over the file's record: notify now of the events since its beginning that it does not have."""
         for subject, kind, occasion in contents.known_events:
-            known = self._notified.get(subject, frozenset())
-            self._notified[subject] = known | {(NotificationKind(kind), occasion)}
+            occasions = self._notified.get(subject, frozenset())
+            self._notified[subject] = occasions | {(NotificationKind(kind), occasion)}
         oldest = max(contents.since, self._loop.now() - RECENT_SECONDS)
         state = self._loop.state
         for lease in (*state.ended.values(), *state.leases.values()):
@@ -77,8 +77,8 @@ class LeaseNotifier:
     def _notify(self, events: Collection[Notification], oldest: float | None) -> None:
         """Add the events; after a restart events from before ``oldest`` only count as notified."""
         for event in events:
-            known = self._notified.get(event.subject, frozenset())
-            self._notified[event.subject] = known | {(event.kind, event.occasion)}
+            occasions = self._notified.get(event.subject, frozenset())
+            self._notified[event.subject] = occasions | {(event.kind, event.occasion)}
         if oldest is None:
             self._outbox.add(events)
         else:

@@ -63,9 +63,9 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         """Return the outlook of the present state; it is computed once for each state."""
         if self._outlook is None or self._outlook[0] is not self.state:
             decided = self.decisions()
-            known = starts(self.state, self._clock.now(), decided) if decided else {}
-            by_lease = {one.lease: one for one in in_order_of_start(decided, known)}
-            self._outlook = (self.state, Outlook(by_lease, known))
+            lease_starts = starts(self.state, self._clock.now(), decided) if decided else {}
+            by_lease = {decision.lease: decision for decision in in_order_of_start(decided, lease_starts)}
+            self._outlook = (self.state, Outlook(by_lease, lease_starts))
         return self._outlook[1]
 
     def decisions(self) -> Sequence[Decision]:
@@ -98,20 +98,17 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
         before = self.state
-        done, state = self._steps(before, batch)
+        steps, state = self._steps(before, batch)
         try:
-            await self._write([step for _, step in done])
-        except JournalUnavailable as error:
-            for sent, _ in done:
+            await self._write([step for _, step in steps])
+        except (JournalUnavailable, TimedOut) as error:
+            for sent, _ in steps:
                 sent.refuse(error)
+            if isinstance(error, TimedOut):
+                raise  # only a load of the journal can show if the transaction was written
             return
-        except TimedOut as error:
-            # It is unknown if the transaction was written; only a load of the journal can show that.
-            for sent, _ in done:
-                sent.refuse(error)
-            raise
         self._publish(state)
-        for sent, step in done:
+        for sent, step in steps:
             self._tell_observers(before, step)
             before = step.state
             self._conclude(sent, step)

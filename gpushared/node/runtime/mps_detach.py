@@ -45,17 +45,17 @@ class MpsDetach:
         self._engine = engine
 
     @asynccontextmanager
-    async def around(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
+    async def around(self, container: ContainerId, end: AskedEnd) -> AsyncGenerator[None, None]:
         """Detach a container's clients around the block that ends it; without a lease on MPS do nothing."""
         lease = self._loop.state.of_container(container)
         order, lead = ClientStopOrder.NOT_AT_ALL, 0.0
         if lease is not None and held_by_mps(lease):
-            order, lead = await self._order(container, asked)
+            order, lead = await self._order(container, end)
         if lease is None or order is ClientStopOrder.NOT_AT_ALL:
             yield
             return
         if order is ClientStopOrder.CLIENTS_FIRST:
-            await self._detach(lease, container, AT_ONCE_SECONDS if at_once(asked) else None)
+            await self._detach(lease, container, AT_ONCE_SECONDS if at_once(end) else None)
             yield
             return
         timer = asyncio.create_task(self._detach_after(lead, lease, container))
@@ -66,9 +66,9 @@ class MpsDetach:
             with suppress(asyncio.CancelledError):
                 await timer
 
-    async def _order(self, container: ContainerId, asked: AskedEnd) -> tuple[ClientStopOrder, float]:
+    async def _order(self, container: ContainerId, end: AskedEnd) -> tuple[ClientStopOrder, float]:
         """Return the order of the end, and the seconds to wait if the clients come last."""
-        if at_once(asked):
+        if at_once(end):
             return ClientStopOrder.CLIENTS_FIRST, 0.0
         try:
             facts = await self._engine.inspect(container)
@@ -76,7 +76,7 @@ class MpsDetach:
             log.debug("inspect before an end: %s", error)
             facts = None
         stop_signal, stop_seconds = ("", 0) if facts is None else (facts.stop_signal, facts.stop_seconds)
-        ending = ending_of(asked, stop_signal, stop_seconds)
+        ending = ending_of(end, stop_signal, stop_seconds)
         main = await asyncio.to_thread(read_process, facts.pid) if facts is not None and facts.pid else None
         grace = ending.grace_seconds or 0.0
         return order_of(ending, main), grace - lead_seconds(grace)
@@ -164,7 +164,7 @@ class MpsEscapeDetector:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[GpuId, LeaseId, int], _ProcessRecord] = {}
+        self._records: dict[tuple[GpuId, LeaseId, int], _ProcessRecord] = {}
 
     def judge(
         self,
@@ -177,16 +177,16 @@ class MpsEscapeDetector:
         ``readable`` holds the GPUs that answered; on other GPUs it is unknown which processes are gone.
         """
         now = time.monotonic()
-        known = {key: one for key, one in self._known.items() if key[0] not in readable}
+        records = {key: record for key, record in self._records.items() if key[0] not in readable}
         outside: dict[LeaseId, tuple[GpuId, int]] = {}
         undecided = set()
-        for one in sorted(sightings, key=lambda one: (one.gpu, one.process.pid)):
-            key = (one.gpu, one.lease, one.process.pid)
-            record = known[key] = self._known.get(key) or _ProcessRecord(now)
-            verdict = record.judge(one.process, status.get(one.gpu))
-            if verdict:
-                outside.setdefault(one.lease, (one.gpu, one.process.pid))
-            elif verdict is None:
-                undecided.add(one.gpu)
-        self._known = known
+        for sighting in sorted(sightings, key=lambda sighting: (sighting.gpu, sighting.process.pid)):
+            key = (sighting.gpu, sighting.lease, sighting.process.pid)
+            record = records[key] = self._records.get(key) or _ProcessRecord(now)
+            is_outside = record.judge(sighting.process, status.get(sighting.gpu))
+            if is_outside:
+                outside.setdefault(sighting.lease, (sighting.gpu, sighting.process.pid))
+            elif is_outside is None:
+                undecided.add(sighting.gpu)
+        self._records = records
         return MpsEscapees(outside, frozenset(undecided))

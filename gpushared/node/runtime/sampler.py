@@ -95,15 +95,15 @@ class Sampler:
         self._unseen_since: dict[GpuId, float] = {}
         self._xids: dict[GpuId, tuple[int, ...]] = {}
 
-    def free_bytes(self, gpu: GpuId) -> int | None:
+    def free_bytes(self, gpu_id: GpuId) -> int | None:
         """Return the free memory of a GPU by the newest sample; None if it is unknown.
 
         The reserve for an MPS server counts as free, because such a server may be what uses it.
         """
-        reading, known = self.newest.readings.get(gpu), self._loop.state.gpus.get(gpu)
-        if reading is None or known is None or reading.memory_used_bytes is None:
+        reading, gpu = self.newest.readings.get(gpu_id), self._loop.state.gpus.get(gpu_id)
+        if reading is None or gpu is None or reading.memory_used_bytes is None:
             return None
-        return known.leasable_bytes + MPS_RESERVE_BYTES - reading.memory_used_bytes
+        return gpu.leasable_bytes + MPS_RESERVE_BYTES - reading.memory_used_bytes
 
     def ask(self) -> None:
         """Take a sample soon."""
@@ -117,9 +117,11 @@ class Sampler:
     async def _pause(self) -> None:
         """Wait until the next sample is due, or requested. A lease that begins makes it due sooner."""
         began = time.monotonic()
-        while not self._sample_asked.is_set() and (left := began + self.pause_seconds - time.monotonic()) > 0:
+        while (
+            not self._sample_asked.is_set() and (seconds := began + self.pause_seconds - time.monotonic()) > 0
+        ):
             waking = [
-                asyncio.create_task(one) for one in (self._sample_asked.wait(), self._loop.changed(left))
+                asyncio.create_task(wait) for wait in (self._sample_asked.wait(), self._loop.changed(seconds))
             ]
             try:
                 await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +141,8 @@ class Sampler:
     async def sample_and_report(self) -> None:
         """Take one sample and report it to the core; trouble is noted, never raised."""
         try:
-            known = await self._sample()
-            if not known:
+            is_known = await self._sample()
+            if not is_known:
                 await self.survey()
         except JournalUnavailable:
             log.debug("sample not recorded: the journal is away")
@@ -224,9 +226,11 @@ class Sampler:
         for gpu in state.gpus.values():
             part = f"unmanaged-{gpu.label}"
             eaten = overlap(state.leases, gpu.id, gpu.leasable_bytes, state.stray_bytes.get(gpu.id, 0))
-            there = [one for one in sample.strangers if one.gpu == gpu.id and one.memory_bytes]
-            if eaten and there:
-                worst = max(there, key=lambda one: one.memory_bytes or 0)
+            strangers = [
+                stranger for stranger in sample.strangers if stranger.gpu == gpu.id and stranger.memory_bytes
+            ]
+            if eaten and strangers:
+                worst = max(strangers, key=lambda stranger: stranger.memory_bytes or 0)
                 self._troubles.raised(
                     part,
                     f"process {worst.pid} holds {format_memory(worst.memory_bytes or 0)} on GPU {gpu.label} "
@@ -271,7 +275,7 @@ class Sampler:
         status: tuple[SharingStatus, ...],
         leases: Mapping[int, LeaseId],
     ) -> tuple[Sample, GpusSampled]:
-        ours = {pid for one in status for pid in one.pids}
+        server_pids = {pid for gpu_status in status for pid in gpu_status.pids}
         used: dict[LeaseId, dict[GpuId, int]] = {}
         stray: dict[GpuId, int] = {}
         strangers = []
@@ -281,13 +285,13 @@ class Sampler:
                 if lease is not None:
                     on_gpus = used.setdefault(lease, {})
                     on_gpus[reading.gpu] = on_gpus.get(reading.gpu, 0) + (process.memory_bytes or 0)
-                elif process.pid not in ours:
+                elif process.pid not in server_pids:
                     stray[reading.gpu] = stray.get(reading.gpu, 0) + (process.memory_bytes or 0)
                     strangers.append(Stranger(process.pid, reading.gpu, process.memory_bytes))
         readable = frozenset(reading.gpu for reading in readings if _shows_processes(reading))
         troubles = {reading.gpu: reading.trouble for reading in readings if reading.trouble is not None}
         strays = {gpu: stray.get(gpu, 0) for gpu in readable}
-        by_gpu = {one.gpu: one for one in status}
+        by_gpu = {gpu_status.gpu: gpu_status for gpu_status in status}
         sums = {lease: sum(on_gpus.values()) for lease, on_gpus in used.items()}
         sample = Sample(
             at,
@@ -302,12 +306,12 @@ class Sampler:
     def _find_escapees(
         self, readings: tuple[GpuReading, ...], sample: Sample, leases: Mapping[int, LeaseId]
     ) -> MpsEscapees:
-        held = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
+        mps_leases = {lease.id for lease in self._loop.state.leases.values() if held_by_mps(lease)}
         sightings = [
             Sighting(reading.gpu, leases[process.pid], process)
             for reading in readings
             for process in reading.processes
-            if leases.get(process.pid) in held
+            if leases.get(process.pid) in mps_leases
         ]
         readable = {reading.gpu for reading in readings if _shows_processes(reading)}
         return self._mps_escapes.judge(sightings, readable, sample.sharing)
@@ -323,12 +327,12 @@ class Sampler:
             for lease in self._loop.state.leases.values()
             if lease.container is not None
         }
-        found: dict[int, LeaseId] = {}
+        lease_of_pid: dict[int, LeaseId] = {}
         for pid, process in self._processes.look_up(sorted(pids)).items():
             container = process.container_among(by_container)
             if container is not None:
-                found[pid] = by_container[container]
-        return found
+                lease_of_pid[pid] = by_container[container]
+        return lease_of_pid
 
 
 def _shows_processes(reading: GpuReading) -> bool:
@@ -340,7 +344,7 @@ class ClientLeases:
     """Remember the leases of MPS clients, also of those that have just ended: a fault ends many at once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, LeaseId] = {}
+        self._leases: dict[int, LeaseId] = {}
 
     def faulted(
         self, status: Iterable[SharingStatus], leases: Mapping[int, LeaseId]
@@ -348,30 +352,30 @@ class ClientLeases:
         """Return an event for each fault in ``status``; ``leases``: the leases of the living processes."""
         status = tuple(status)
         pids = client_pids(status)
-        self._known = {
-            pid: lease for pid in pids if (lease := leases.get(pid) or self._known.get(pid)) is not None
+        self._leases = {
+            pid: lease for pid in pids if (lease := leases.get(pid) or self._leases.get(pid)) is not None
         }
         faults: dict[int, ServerFault] = {}
         gpus: dict[int, list[GpuId]] = {}
-        for one in status:
-            for fault in one.faults:
+        for gpu_status in status:
+            for fault in gpu_status.faults:
                 faults[fault.server] = fault
-                gpus.setdefault(fault.server, []).append(one.gpu)
+                gpus.setdefault(fault.server, []).append(gpu_status.gpu)
         return tuple(self._event(fault, tuple(gpus[server])) for server, fault in sorted(faults.items()))
 
     def _event(self, fault: ServerFault, gpus: tuple[GpuId, ...]) -> ServerFaulted:
-        victims = frozenset(self._known[pid] for pid in fault.clients if pid in self._known)
-        return ServerFaulted(gpus, victims, self._known.get(fault.culprit or 0))
+        victims = frozenset(self._leases[pid] for pid in fault.clients if pid in self._leases)
+        return ServerFaulted(gpus, victims, self._leases.get(fault.culprit or 0))
 
 
 def client_pids(status: Iterable[SharingStatus]) -> frozenset[int]:
     """Return the pids of all clients of MPS servers, including the clients that a fault ended."""
-    found: set[int] = set()
-    for one in status:
-        found.update(one.clients)
-        for fault in one.faults:
-            found.update(fault.clients, () if fault.culprit is None else (fault.culprit,))
-    return frozenset(found)
+    pids: set[int] = set()
+    for gpu_status in status:
+        pids.update(gpu_status.clients)
+        for fault in gpu_status.faults:
+            pids.update(fault.clients, () if fault.culprit is None else (fault.culprit,))
+    return frozenset(pids)
 
 
 class Activity(Enum):
@@ -425,13 +429,13 @@ def _use(
 ) -> LeaseUse:
     if reading is None or reading.lost or not _shows_processes(reading):
         return LeaseUse(None, None)
-    own = _own(reading, lease, lease_of)
-    sizes = [process.memory_bytes for process in own]
+    processes = _processes_of(reading, lease, lease_of)
+    sizes = [process.memory_bytes for process in processes]
     memory_bytes = None if None in sizes else sum(size or 0 for size in sizes)
-    ratios = [process.utilization_ratio for process in own]
-    if own and None not in ratios:
+    ratios = [process.utilization_ratio for process in processes]
+    if processes and None not in ratios:
         return LeaseUse(memory_bytes, min(1.0, sum(ratio or 0.0 for ratio in ratios)))
-    if reading.utilization_ratio == 0 or _is_known_to_rest(own, reading, lease_of):
+    if reading.utilization_ratio == 0 or _is_known_to_rest(processes, reading, lease_of):
         return LeaseUse(memory_bytes, 0.0)
     return LeaseUse(memory_bytes, reading.utilization_ratio if alone else None)
 
@@ -439,17 +443,17 @@ def _use(
 def _activity_on(reading: GpuReading | None, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> Activity:
     if reading is None or reading.lost:
         return Activity.UNKNOWN
-    own = _own(reading, lease, lease_of)
-    if any(process.utilization_ratio for process in own):
+    processes = _processes_of(reading, lease, lease_of)
+    if any(process.utilization_ratio for process in processes):
         return Activity.WORKS
-    whole = reading.utilization_ratio
+    gpu_ratio = reading.utilization_ratio
     # An idle GPU needs no attribution of its use to processes.
-    if whole == 0 or _is_known_to_rest(own, reading, lease_of):
+    if gpu_ratio == 0 or _is_known_to_rest(processes, reading, lease_of):
         return Activity.RESTS
-    return Activity.UNKNOWN if whole is None else Activity.WORKS
+    return Activity.UNKNOWN if gpu_ratio is None else Activity.WORKS
 
 
-def _own(reading: GpuReading, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> list[GpuProcess]:
+def _processes_of(reading: GpuReading, lease: LeaseId, lease_of: Mapping[int, LeaseId]) -> list[GpuProcess]:
     return [process for process in reading.processes if lease_of.get(process.pid) == lease]
 
 
@@ -458,5 +462,5 @@ def _is_known_to_rest(own: list[GpuProcess], reading: GpuReading, lease_of: Mapp
     if own:
         return all(process.utilization_ratio == 0 for process in own)
     lists_clients = any(process.mps_client is not None for process in reading.processes)
-    others = all(process.pid in lease_of for process in reading.processes)
-    return bool(reading.processes) and (lists_clients or others)
+    belong_to_leases = all(process.pid in lease_of for process in reading.processes)
+    return bool(reading.processes) and (lists_clients or belong_to_leases)

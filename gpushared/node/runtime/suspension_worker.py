@@ -70,7 +70,7 @@ class Suspender:
             return
         await self._loop.send(m.ContainerSuspended(lease))
 
-    async def _lack_of_memory(self, lease: LeaseId, container: ContainerId) -> str:
+    async def _lack_of_memory(self, lease_id: LeaseId, container: ContainerId) -> str:
         """Return why the container's own limit leaves no room for its GPU memory, else an empty text.
 
         The core gets the container's newest facts first.
@@ -78,8 +78,8 @@ class Suspender:
         facts = await self._engine.inspect(container)
         if facts is not None:
             await self._loop.send(event_of(facts))
-        found = self._loop.state.leases.get(lease)
-        return "" if found is None else lack_of_memory(found, self._loop.state)
+        lease = self._loop.state.leases.get(lease_id)
+        return "" if lease is None else lack_of_memory(lease, self._loop.state)
 
     def _check_host_memory(self, lease: LeaseId) -> None:
         """Raise SharingUnavailable if the host has too little free memory.
@@ -124,14 +124,14 @@ class Suspender:
             return
         await self._loop.send(m.ContainerResumed(lease))
 
-    def _lack_of_gpu_memory(self, lease: LeaseId) -> str:
+    def _lack_of_gpu_memory(self, lease_id: LeaseId) -> str:
         """Return which GPU lacks the memory that the lease holds there, else an empty text.
 
         Other leases may use more than they hold. The driver (580.159 on an H200) answers such a restore with
         CUDA_ERROR_OUT_OF_MEMORY, every later one with CUDA_ERROR_OPERATING_SYSTEM, and the process hangs.
         """
-        found = self._loop.state.leases.get(lease)
-        for grant in found.grants if found is not None else ():
+        lease = self._loop.state.leases.get(lease_id)
+        for grant in lease.grants if lease is not None else ():
             free = self._free_bytes(grant.gpu)
             if free is not None and free < grant.memory_bytes:
                 index = self._loop.state.gpus[grant.gpu].index

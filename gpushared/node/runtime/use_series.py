@@ -28,29 +28,29 @@ class _MinuteSums:
     held_permille: int = 0
     held_mib: int = 0
 
-    def take(self, seen: SeriesSample, ms: int) -> None:
-        self.held_permille, self.held_mib = seen.held_permille, seen.held_mib
-        if seen.use_ratio is not None:
+    def take(self, sample: SeriesSample, ms: int) -> None:
+        self.held_permille, self.held_mib = sample.held_permille, sample.held_mib
+        if sample.use_ratio is not None:
             self.seen_ms += ms
-            self.used_ms += seen.use_ratio * ms
-            self.use_max_ratio = max(self.use_max_ratio, seen.use_ratio)
-        if seen.memory_mib is not None:
+            self.used_ms += sample.use_ratio * ms
+            self.use_max_ratio = max(self.use_max_ratio, sample.use_ratio)
+        if sample.memory_mib is not None:
             self.memory_ms += ms
-            self.memory_mib_ms += seen.memory_mib * ms
-            self.memory_max_mib = max(self.memory_max_mib, seen.memory_mib)
-        if seen.power_watts is not None:
+            self.memory_mib_ms += sample.memory_mib * ms
+            self.memory_max_mib = max(self.memory_max_mib, sample.memory_mib)
+        if sample.power_watts is not None:
             self.power_ms += ms
-            self.energy_mj += seen.power_watts * ms
+            self.energy_mj += sample.power_watts * ms
 
     @property
     def as_minute(self) -> Minute:
-        seen, memory = self.seen_ms, self.memory_ms
+        seen_ms, memory_ms = self.seen_ms, self.memory_ms
         return Minute(
-            seen_seconds=min(60, max(int(seen > 0), round(seen / 1000))),
-            use_mean_ratio=self.used_ms / seen if seen else None,
-            use_max_ratio=self.use_max_ratio if seen else None,
-            memory_mean_mib=round(self.memory_mib_ms / memory) if memory else None,
-            memory_max_mib=self.memory_max_mib if memory else None,
+            seen_seconds=min(60, max(int(seen_ms > 0), round(seen_ms / 1000))),
+            use_mean_ratio=self.used_ms / seen_ms if seen_ms else None,
+            use_max_ratio=self.use_max_ratio if seen_ms else None,
+            memory_mean_mib=round(self.memory_mib_ms / memory_ms) if memory_ms else None,
+            memory_max_mib=self.memory_max_mib if memory_ms else None,
             power_watts=round(self.energy_mj / self.power_ms) if self.power_ms else None,
         )
 
@@ -90,13 +90,13 @@ class Recent:
         self._memory_mib = array("i", [_UNKNOWN]) * self._points
         self._newest = -1
 
-    def put(self, at_ms: int, seen: SeriesSample) -> None:
+    def put(self, at_ms: int, sample: SeriesSample) -> None:
         """Keep the newest sample of each ten seconds."""
         number = at_ms // (RECENT_STEP_SECONDS * 1000)
         for skipped in range(max(self._newest + 1, number - self._points + 1), number):
             self._set(skipped, _UNKNOWN, _UNKNOWN)
-        use = _UNKNOWN if seen.use_ratio is None else round(seen.use_ratio * 1000)
-        self._set(number, use, _UNKNOWN if seen.memory_mib is None else seen.memory_mib)
+        use = _UNKNOWN if sample.use_ratio is None else round(sample.use_ratio * 1000)
+        self._set(number, use, _UNKNOWN if sample.memory_mib is None else sample.memory_mib)
         self._newest = number
 
     def _set(self, number: int, use_permille: int, memory_mib: int) -> None:
@@ -131,15 +131,15 @@ class UseSeries:
         self._minute = _MinuteSums()
         self._touched = False
 
-    def take(self, at_ms: int, seen: SeriesSample, ms: int) -> None:
+    def take(self, at_ms: int, sample: SeriesSample, ms: int) -> None:
         """Take a sample that stands for the ``ms`` milliseconds before it."""
         number = at_ms // MINUTE_MS
         if number != self._minute_at:
             if self._minute_at >= 0:
                 self._add_minute_to(self._hours)
             self._minute_at, self._minute = number, _MinuteSums()
-        self._minute.take(seen, ms)
-        self.recent.put(at_ms, seen)
+        self._minute.take(sample, ms)
+        self.recent.put(at_ms, sample)
         self._touched = True
 
     def changes(self) -> list[HourUse]:

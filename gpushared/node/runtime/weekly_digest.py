@@ -54,15 +54,15 @@ class WeeklyDigest:
         """Send the digests of the last week that were not sent yet."""
         state = self._loop.state
         end = week_of(state.day(self._loop.now()))
-        wanted = [name for name in self._routes().digests if (name, end) not in self._sent]
-        if wanted:
+        names = [name for name in self._routes().digests if (name, end) not in self._sent]
+        if names:
             await self._flush()
-        for name in wanted:
+        for name in names:
             begin = end - timedelta(days=DAYS)
-            chosen = HistoryFilter(_ms(begin), _ms(end), project=name)
-            held, waited = await self._history.accounts(chosen), await self._history.waits(chosen)
+            query = HistoryFilter(_ms(begin), _ms(end), project=name)
+            accounts, waits = await self._history.accounts(query), await self._history.waits(query)
             week = Week(f"{begin:%Y-%m-%d}", f"{end:%Y-%m-%d}")
-            text, *lines = await asyncio.to_thread(digest, name, week, held, waited)
+            text, *lines = await asyncio.to_thread(digest, name, week, accounts, waits)
             event = Notification(
                 NotificationKind.DIGEST,
                 f"digest {name}",

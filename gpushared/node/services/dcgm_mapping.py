@@ -42,9 +42,9 @@ class DcgmMapping:
                 self._troubles.cleared(PART)
             await self._loop.changed(LOOK_SECONDS)
 
-    async def _write(self, folder: Path, wanted: Mapping[str, str]) -> None:
+    async def _write(self, folder: Path, texts: Mapping[str, str]) -> None:
         try:
-            await asyncio.to_thread(write_mapping, folder, wanted)
+            await asyncio.to_thread(write_mapping, folder, texts)
         except OSError as error:
             text = f"the job mapping for dcgm-exporter cannot be written to {folder}: {error.strerror}"
             self._troubles.raised(PART, text)
@@ -64,14 +64,14 @@ def mapping(state: NodeState) -> dict[str, str]:
     return {name: "".join(f"{lease}\n" for lease in sorted(leases)) for name, leases in on_gpu.items()}
 
 
-def write_mapping(folder: Path, wanted: Mapping[str, str]) -> None:
-    """Make the files of the folder the wanted ones, each at once; other files stay. Raises OSError."""
-    for name, text in wanted.items():
+def write_mapping(folder: Path, texts: Mapping[str, str]) -> None:
+    """Make these the files of the folder, each at once; other files stay. Raises OSError."""
+    for name, text in texts.items():
         path = folder / name
         if not path.is_file() or path.read_text(errors="replace") != text:
             _write(folder / f".{name}.new", text).replace(path)
     for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path.name not in wanted:
+        if _OURS.fullmatch(path.name) and path.name not in texts:
             path.unlink()
 
 

@@ -17,7 +17,7 @@ from gpushared.domain.model.gpu import Gpu
 from gpushared.domain.model.request import Caller
 from gpushared.node.runtime.loop import Loop
 from gpushared.node.runtime.sampler import Sampler, Stranger
-from gpushared.node.services.views import who
+from gpushared.node.services.views import owner_and_name
 from gpushared.ports import Driver
 from gpushared.sharing.compute_mode import ExclusiveModes
 from gpushared.sharing.driver_wall import DriverWall
@@ -70,8 +70,8 @@ class Examination:
         if caller.trusted:
             loaded = Loaded(self._config(), {})
             report.settings.extend(
-                node_pb2.Setting(section=one.section, name=one.name, value=one.value)
-                for one in settings(loaded)
+                node_pb2.Setting(section=setting.section, name=setting.name, value=setting.value)
+                for setting in settings(loaded)
             )
         return report
 
@@ -79,7 +79,7 @@ class Examination:
         sample = self._sampler.newest
         return DaemonView(
             gpus=tuple(self._gpu(gpu) for gpu in self._loop.state.gpus.values()),
-            unmanaged=tuple(self._process(one) for one in sample.strangers),
+            unmanaged=tuple(self._process(stranger) for stranger in sample.strangers),
             troubles=self._troubles.by_part(),
             wall_trouble=self._wall.last_trouble or "",
             pool=self._pool(),
@@ -107,10 +107,10 @@ class Examination:
         entry = self._modes.last_ledger.get(gpu.id) if self._modes is not None else None
         return None if entry is None else len(entry.leases)
 
-    def _process(self, one: Stranger) -> UnmanagedProcess:
-        gpu = self._loop.state.gpus.get(one.gpu)
-        user, command = who(one.pid)
-        return UnmanagedProcess(one.pid, gpu.index if gpu else -1, user, command, one.memory_bytes)
+    def _process(self, stranger: Stranger) -> UnmanagedProcess:
+        gpu = self._loop.state.gpus.get(stranger.gpu)
+        user, command = owner_and_name(stranger.pid)
+        return UnmanagedProcess(stranger.pid, gpu.index if gpu else -1, user, command, stranger.memory_bytes)
 
 
 def _message(result: CheckOutcome) -> node_pb2.CheckResult:

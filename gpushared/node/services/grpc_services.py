@@ -168,10 +168,10 @@ class _Reflection(reflection.aio.ReflectionServicer):
 
 
 async def add_standard_services(
-    server: grpc.aio.Server, ours: Sequence[str], authenticator: CallAuthenticator
+    server: grpc.aio.Server, service_names: Sequence[str], authenticator: CallAuthenticator
 ) -> None:
-    """Add health and reflection to a server. ``ours``: the full names of the server's other services."""
-    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    """Add health and reflection to a server. ``service_names``: the full names of the server's other services."""
+    names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
     checker = _Health(authenticator)
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
     for name in ("", *names):

@@ -88,7 +88,7 @@ class NodeJobs:
         self._node_name = node_name
         self._realm = realm
         self._socket = socket
-        own = JobViews(
+        job_views = JobViews(
             lambda: local_jobs.loop.state,
             loop.now,
             here=node_name,
@@ -98,7 +98,7 @@ class NodeJobs:
         self._own = JobsService(
             local_jobs.loop,
             local_jobs.archive,
-            own,
+            job_views,
             presets=presets,
             check=self._check,
             simulated=lambda: views.simulated,
@@ -140,15 +140,15 @@ class NodeJobs:
                 "nobody can lose sight of a job on its own node, so there is nothing to stop it after",
                 hint="--stop-after is for jobs of the pool",
             )
-        here = jobs_pb2.SubmitRequest()
-        here.CopyFrom(message)
-        here.node = ""
-        return await self._own.submit(here, self.owner(caller))
+        local_message = jobs_pb2.SubmitRequest()
+        local_message.CopyFrom(message)
+        local_message.node = ""
+        return await self._own.submit(local_message, self.owner(caller))
 
     async def submit_batch(
         self, message: jobs_pb2.SubmitBatchRequest, caller: Caller
     ) -> jobs_pb2.SubmitBatchAnswer:
-        return await in_batch(message, lambda one: self.submit(one, caller))
+        return await in_batch(message, lambda request: self.submit(request, caller))
 
     async def reserve(self, message: jobs_pb2.ReserveRequest, caller: Caller) -> jobs_pb2.ReserveAnswer:
         """Submit one job, wait for its lease, and return the socket at which docker reaches it."""
@@ -166,23 +166,23 @@ class NodeJobs:
         """Return the job as soon as it has its lease or is over, or after the time."""
         until = time.monotonic() + seconds
         if self.pool is not None:
-            seen = await self.pool.wait_for_report(job, is_settled, caller, seconds)
-            if seen is not None:
-                return seen
+            report = await self.pool.wait_for_report(job, is_settled, caller, seconds)
+            if report is not None:
+                return report
         view = await self.get(jobs_pb2.JobRef(job_id=job), caller)
-        while not is_settled(view) and (left := until - time.monotonic()) > 0:
-            asked = jobs_pb2.WaitJobRequest(job_id=job, token=view.token, timeout_seconds=left)
-            view = await self.wait(asked, caller)
+        while not is_settled(view) and (remaining_seconds := until - time.monotonic()) > 0:
+            request = jobs_pb2.WaitJobRequest(job_id=job, token=view.token, timeout_seconds=remaining_seconds)
+            view = await self.wait(request, caller)
         return view
 
-    async def _check(self, wanted: RequestedJobs, owner: Owner) -> None:
+    async def _check(self, requested: RequestedJobs, owner: Owner) -> None:
         """Raise the errors that the node itself would raise: no account, a taken name, or no such size."""
         caller = await self._host.accounts.caller(owner, OWN)
-        _, spec = wanted.jobs[0]
+        _, spec = requested.jobs[0]
         with suppress(LimitReached):  # jobs may wait for room in a full queue
             offer(self._loop.state, spec.request, caller, self._loop.now())
         await check_names(
-            self._host.loopback_gate, wanted, lambda job: job in self._local_jobs.loop.state.jobs
+            self._host.loopback_gate, requested, lambda job: job in self._local_jobs.loop.state.jobs
         )
 
     # --- one job, wherever it is -----------------------------------------------------------------------
@@ -227,10 +227,10 @@ class NodeJobs:
         """Stream each change of a job until it is over."""
         view, token = None, ""
         while view is None or view.state not in OVER:
-            asked = jobs_pb2.WaitJobRequest(
+            request = jobs_pb2.WaitJobRequest(
                 job_id=message.job_id, token=token, timeout_seconds=MAX_WAIT_SECONDS
             )
-            view = await self.wait(asked, caller)
+            view = await self.wait(request, caller)
             if view.token != token:
                 yield view
             token = view.token
@@ -303,22 +303,22 @@ class NodeJobs:
         owner = self.owner(caller)
         if self.pool is None or (message.array_id and await self._is_own(message.array_id, owner)):
             return await self._own.list_jobs(message, owner)
-        own = jobs_pb2.ListJobsResponse()
+        response = jobs_pb2.ListJobsResponse()
         if not message.page_token.startswith(IN_POOL):
-            own = await self._own.list_jobs(message, owner)
-            if own.next_page_token or len(own.jobs) >= (message.limit or LISTED):
-                own.next_page_token = own.next_page_token or IN_POOL
-                return own
-        asked = jobs_pb2.ListJobsRequest()
-        asked.CopyFrom(message)
-        asked.page_token = message.page_token.removeprefix(IN_POOL)
-        asked.limit = (message.limit or LISTED) - len(own.jobs)
-        page = await self.pool.list_jobs(asked, owner, caller)
-        own.jobs.extend(page.jobs)
-        own.notices.extend(page.notices)
-        own.simulated = own.simulated or page.simulated
-        own.next_page_token = IN_POOL + page.next_page_token if page.next_page_token else ""
-        return own
+            response = await self._own.list_jobs(message, owner)
+            if response.next_page_token or len(response.jobs) >= (message.limit or LISTED):
+                response.next_page_token = response.next_page_token or IN_POOL
+                return response
+        request = jobs_pb2.ListJobsRequest()
+        request.CopyFrom(message)
+        request.page_token = message.page_token.removeprefix(IN_POOL)
+        request.limit = (message.limit or LISTED) - len(response.jobs)
+        page = await self.pool.list_jobs(request, owner, caller)
+        response.jobs.extend(page.jobs)
+        response.notices.extend(page.notices)
+        response.simulated = response.simulated or page.simulated
+        response.next_page_token = IN_POOL + page.next_page_token if page.next_page_token else ""
+        return response
 
     async def nodes(self, message: jobs_pb2.NodesRequest, caller: Caller) -> jobs_pb2.NodesResponse:
         """List the pool's nodes; a node that is in no pool lists itself."""
@@ -338,28 +338,28 @@ class NodeJobs:
 
     async def _is_own(self, array: str, owner: Owner) -> bool:
         """Return True if this node's own job store has an array, or a job, with this id."""
-        asked = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=1)
-        if (await self._own.list_jobs(asked, owner)).jobs:
+        request = jobs_pb2.ListJobsRequest(array_id=array, ended=True, limit=1)
+        if (await self._own.list_jobs(request, owner)).jobs:
             return True
         with suppress(NotFound):
             return bool(await self._own.find(array, owner))
         return False
 
-    def _has_lease(self, lease: LeaseId, caller: Caller) -> bool:
+    def _has_lease(self, lease_id: LeaseId, caller: Caller) -> bool:
         """Return True if the lease is the caller's own, or unknown.
 
         A pool's job runs here under its owner's account on *this* node. That may be another account than the
         caller's, and then the caller comes in as if from any other node.
         """
         state = self._loop.state
-        known = state.leases.get(lease) or state.ended.get(lease)
-        return known is None or known.owner_uid == caller.uid
+        lease = state.leases.get(lease_id) or state.ended.get(lease_id)
+        return lease is None or lease.owner_uid == caller.uid
 
     def _lease_that_waits(self, job: Job) -> LeaseId | None:
         """Return the lease of one of the node's own jobs if it waits in the node's queue."""
-        lease = job.state.parts[0].lease if isinstance(job.state, Placing) else None
-        known = None if lease is None else self._loop.state.leases.get(lease)
-        return lease if known is not None and isinstance(known.state, Queued) else None
+        lease_id = job.state.parts[0].lease if isinstance(job.state, Placing) else None
+        lease = None if lease_id is None else self._loop.state.leases.get(lease_id)
+        return lease_id if lease is not None and isinstance(lease.state, Queued) else None
 
     def _is_here(self, node: str) -> bool:
         """Return True if the name is this node's: the name in its pool, or its own without a pool."""
@@ -413,9 +413,9 @@ def is_settled(view: jobs_pb2.Job) -> bool:
 
 def _parts_of(view: jobs_pb2.Job, attempt: int) -> Iterable[jobs_pb2.JobPart]:
     """Return the parts of a remembered earlier attempt, or of the present one. Raises StateConflict."""
-    tried = next((one for one in view.tries if one.attempt == attempt), None)
+    tried = next((earlier_try for earlier_try in view.tries if earlier_try.attempt == attempt), None)
     if tried is not None:
         return tried.parts
     if attempt not in {0, view.attempt}:
-        raise no_attempt(view.id, attempt, [one.attempt for one in view.tries])
+        raise no_attempt(view.id, attempt, [earlier_try.attempt for earlier_try in view.tries])
     return view.parts

@@ -97,32 +97,30 @@ class LeaseService:
         return self._reconciler.facts
 
     async def gpu_count(self) -> int:
-        whole = [gpu for gpu in self._loop.state.gpus.values() if gpu.parent is None and not gpu.split]
-        return len(whole)
+        return sum(gpu.parent is None and not gpu.split for gpu in self._loop.state.gpus.values())
 
     # --- claims ----------------------------------------------------------------------------------------
 
-    async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
-        known = self._loop.state.leases.get(lease)
-        if known is not None and known.owner_uid != caller.uid:
-            raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
-        if lease in self._to_drop:
-            await self._loop.send(m.ClaimDropped(lease))
-            self._to_drop.discard(lease)
-        asking = asyncio.ensure_future(self._loop.send(m.ClaimAsked(lease, caller)))
+    async def claim(self, lease_id: LeaseId, caller: Caller) -> Claim:
+        lease = self._loop.state.leases.get(lease_id)
+        if lease is not None and lease.owner_uid != caller.uid:
+            raise NotFound(f"there is no lease {lease_id}", hint="`gpushare ps` lists yours")
+        if lease_id in self._to_drop:
+            await self._loop.send(m.ClaimDropped(lease_id))
+            self._to_drop.discard(lease_id)
+        asking = asyncio.ensure_future(self._loop.send(m.ClaimAsked(lease_id, caller)))
         try:
             claimed = _present(await asyncio.shield(asking))
         except asyncio.CancelledError:
-            self._in_background(self._unclaim_after(asking, lease))
+            self._in_background(self._unclaim_after(asking, lease_id))
             raise
         try:
-            edits = await self._edits(lease)
+            edits = await self._edits(lease_id)
         except (GpushareError, asyncio.CancelledError):
-            self._in_background(self.unclaim(lease))
+            self._in_background(self.unclaim(lease_id))
             raise
-        again = claimed.request.restart_on_fault
-        claim = Claim(lease, claimed.device_name, edits, claimed.grants, again)
-        return self._with_job(claim, claimed)
+        restarts = claimed.request.restart_on_fault
+        return self._with_job(Claim(lease_id, claimed.device_name, edits, claimed.grants, restarts), claimed)
 
     def _with_job(self, claim: Claim, lease: Lease) -> Claim:
         attempt = self._loop.state.attempt_of(lease)
@@ -135,13 +133,13 @@ class LeaseService:
             env_defaults=launcher_defaults(attempt),
         )
 
-    def in_gang(self, lease: LeaseId, caller: Caller) -> bool:
-        known = self._loop.state.leases.get(lease)
-        return known is not None and known.owner_uid == caller.uid and self._is_of_gang(known)
+    def in_gang(self, lease_id: LeaseId, caller: Caller) -> bool:
+        lease = self._loop.state.leases.get(lease_id)
+        return lease is not None and lease.owner_uid == caller.uid and self._is_of_gang(lease)
 
     def has_gang(self, container: ContainerId) -> bool:
-        known = self._loop.state.of_container(container)
-        return known is not None and self._is_of_gang(known)
+        lease = self._loop.state.of_container(container)
+        return lease is not None and self._is_of_gang(lease)
 
     def _is_of_gang(self, lease: Lease) -> bool:
         attempt = self._loop.state.attempt_of(lease)
@@ -245,13 +243,13 @@ class LeaseService:
     def _project(self, request: Request, owner: Caller) -> str:
         return project_of(owner.name, request.project, self._loop.state.policy)
 
-    async def release(self, lease: LeaseId) -> None:
+    async def release(self, lease_id: LeaseId) -> None:
         root = Caller(0, 0, "the daemon", trusted=True)
-        found = self._loop.state.leases.get(lease)
-        if found is not None and found.attempt is not None:
-            await self.unclaim(lease)
-        elif found is not None and found.container is None:
-            await self._insist(m.ReleaseAsked(lease, root))
+        lease = self._loop.state.leases.get(lease_id)
+        if lease is not None and lease.attempt is not None:
+            await self.unclaim(lease_id)
+        elif lease is not None and lease.container is None:
+            await self._insist(m.ReleaseAsked(lease_id, root))
 
     # --- starts ----------------------------------------------------------------------------------------
 
@@ -282,8 +280,8 @@ class LeaseService:
         if lease is not None:
             await self._loop.send(m.RestartDone(lease.id))
 
-    def ending(self, container: ContainerId, asked: AskedEnd) -> AbstractAsyncContextManager[None]:
-        return self._executor.mps_detach.around(container, asked)
+    def ending(self, container: ContainerId, end: AskedEnd) -> AbstractAsyncContextManager[None]:
+        return self._executor.mps_detach.around(container, end)
 
     def last_words(self, container: str) -> Callable[[], str] | None:
         for lease in self._loop.state.leases.values():
@@ -291,15 +289,15 @@ class LeaseService:
                 return partial(self._why_ended, lease.id)
         return None
 
-    def _why_ended(self, lease: LeaseId) -> str:
+    def _why_ended(self, lease_id: LeaseId) -> str:
         state = self._loop.state
-        found = state.leases.get(lease) or state.ended.get(lease)
-        if found is None or not isinstance(found.state, Draining | Ended):
+        lease = state.leases.get(lease_id) or state.ended.get(lease_id)
+        if lease is None or not isinstance(lease.state, Draining | Ended):
             return ""
-        if isinstance(found.state.outcome, Finished | Stopped):
+        if isinstance(lease.state.outcome, Finished | Stopped):
             return ""
-        end = outcome(found.state.outcome, state.gpus)
-        return f"gpushare: {lease} {end.kind}: {end.text}\n  hint: its story: gpushare why {lease}"
+        end = outcome(lease.state.outcome, state.gpus)
+        return f"gpushare: {lease_id} {end.kind}: {end.text}\n  hint: its story: gpushare why {lease_id}"
 
     async def lease_env(self, container: ContainerId) -> Mapping[str, str]:
         lease = self._loop.state.of_container(container)
@@ -381,11 +379,11 @@ class LeaseService:
 
     def _with_created_grants(self, previous: Lease) -> Request:
         """Return the request for exactly the same parts of the same GPUs if settings are fixed at create."""
-        held = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
-        held = previous.created_grants or held
-        if binds_late(self.engine_facts()) or not held:
+        grants = previous.state.grants if isinstance(previous.state, Ended) else previous.grants
+        grants = previous.created_grants or grants
+        if binds_late(self.engine_facts()) or not grants:
             return previous.request
-        return as_held(previous.request, held)
+        return as_held(previous.request, grants)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work as a task of its own: a caller that is being cancelled cannot await it."""

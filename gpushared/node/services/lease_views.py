@@ -56,20 +56,21 @@ async def list_leases(message: leases_pb2.ListLeasesRequest, state: NodeState, j
     live = [] if message.page_token else _live(message, state)
     if not _wants_past(message):
         return LeasePage(live)
-    which = _past(message, state)
+    query = _past(message, state)
     limit = min(max(message.limit, 0) or LISTED, MAX_LISTED)
-    over, more = await journal.past(which, limit)
-    found = {lease.id for lease in over}
-    leases = [*(lease for lease in live if lease.id not in found), *over]
+    over, more = await journal.past(query, limit)
+    over_ids = {lease.id for lease in over}
+    leases = [*(lease for lease in live if lease.id not in over_ids), *over]
     return LeasePage(leases, more, _token(over[-1]) if over and more else "")
 
 
 def _check_states(states: Iterable[str]) -> None:
-    known = LIVE_STATES | OUTCOMES | {ENDED}
+    valid_states = LIVE_STATES | OUTCOMES | {ENDED}
     for state in states:
-        if state not in known:
+        if state not in valid_states:
             raise RequestError(
-                f"{shown(state)} is no state of a lease", hint=f"the states: {', '.join(sorted(known))}"
+                f"{shown(state)} is no state of a lease",
+                hint=f"the states: {', '.join(sorted(valid_states))}",
             )
 
 
@@ -163,8 +164,8 @@ def _booked(grant: Grant, state: NodeState) -> str:
 
 def _watchdog(lease: Lease, state: NodeState) -> str:
     policy = state.rules.watchdog[lease.request.lease_class]
-    word = "warns" if policy.action is Action.WARN else "ends the container"
-    return f"watchdog now: {word} beyond {_memory(lease)} and its tolerance"
+    action = "warns" if policy.action is Action.WARN else "ends the container"
+    return f"watchdog now: {action} beyond {_memory(lease)} and its tolerance"
 
 
 def _by_process(new: str, facts: EngineFacts | None) -> str:

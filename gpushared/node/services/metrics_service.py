@@ -128,7 +128,9 @@ class NodeMetrics:
         if now >= self._next_pass_at:
             begun = time.perf_counter()
             decided = self._loop.decisions()
-            self._reasons = {one.lease: one.reason for one in decided if one.reason is not None}
+            self._reasons = {
+                decision.lease: decision.reason for decision in decided if decision.reason is not None
+            }
             self._next_pass_at = now + PAUSE_FACTOR * (time.perf_counter() - begun)
         return self._reasons
 

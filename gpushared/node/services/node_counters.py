@@ -38,14 +38,14 @@ class NodeCounters:
         self.over_limit = 0
         self.gate_refusals = Totals(MAX_NAMES)
         self.xids: Counter[tuple[GpuId, int]] = Counter()
-        self.waits: dict[LeaseClass, Distribution] = {one: Distribution(LONG_SECONDS) for one in LeaseClass}
+        self.waits: dict[LeaseClass, Distribution] = {kind: Distribution(LONG_SECONDS) for kind in LeaseClass}
         self.durations: dict[tuple[LeaseClass, str], Distribution] = {}
         self.gpu_seconds_by_project = Totals(MAX_NAMES)
         self.gpu_seconds_by_user = Totals(MAX_NAMES)
         self.idle_gpu_seconds_by_user = Totals(MAX_NAMES)
         self._now = now
         self._added_until = now()
-        self._held = _Held(state)
+        self._holdings = _Holdings(state)
 
     def observe(self, before: NodeState, step: Step) -> None:
         """Count a step that is on disk."""
@@ -56,18 +56,18 @@ class NodeCounters:
             self._count(old, lease)
             if lease.grants != (old.grants if old is not None else ()):
                 self.add_gpu_time()
-                self._held.put(lease, step.state)
+                self._holdings.put(lease, step.state)
                 is_new_rest |= lease.id in resting
         if is_new_rest:
             self.add_gpu_time()
-            self._held.count_idle(step.state)
+            self._holdings.count_idle(step.state)
 
     def observe_sample(self, sample: Sample) -> None:
         """Count the errors that the driver reported."""
         for gpu, reading in sample.readings.items():
             for number in reading.xids:
-                known = sum(one == gpu for one, _ in self.xids)
-                if (gpu, number) in self.xids or known < MAX_XIDS_OF_GPU:
+                count = sum(xid_gpu == gpu for xid_gpu, _ in self.xids)
+                if (gpu, number) in self.xids or count < MAX_XIDS_OF_GPU:
                     self.xids[gpu, number] += 1
 
     def observe_audit(self, line: AuditLine) -> None:
@@ -77,13 +77,13 @@ class NodeCounters:
 
     def add_gpu_time(self) -> None:
         """Add the GPU time since the last call to the sums."""
-        now, held = self._now(), self._held
+        now, holdings = self._now(), self._holdings
         seconds = max(0.0, now - self._added_until)
         self._added_until = now
         for totals, rates in (
-            (self.gpu_seconds_by_project, held.by_project),
-            (self.gpu_seconds_by_user, held.by_user),
-            (self.idle_gpu_seconds_by_user, held.idle_by_user),
+            (self.gpu_seconds_by_project, holdings.by_project),
+            (self.gpu_seconds_by_user, holdings.by_user),
+            (self.idle_gpu_seconds_by_user, holdings.idle_by_user),
         ):
             for name, permille in rates.items():
                 totals.add(name, seconds * permille / WHOLE_PERMILLE)
@@ -114,7 +114,7 @@ class NodeCounters:
             self.waits[lease.request.lease_class].add(max(0.0, granted_at - before.state.since))
 
 
-class _Held:
+class _Holdings:
     """Hold the permille of GPUs that projects and users hold, and the idle part of each user."""
 
     def __init__(self, state: NodeState) -> None:

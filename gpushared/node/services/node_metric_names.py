@@ -8,9 +8,9 @@ _metrics: list[Metric] = []
 
 
 def _metric(name: str, kind: Kind, text: str, *labels: str) -> Metric:
-    made = Metric(f"gpushare_{name}", kind, text, tuple(labels))
-    _metrics.append(made)
-    return made
+    metric = Metric(f"gpushare_{name}", kind, text, tuple(labels))
+    _metrics.append(metric)
+    return metric
 
 
 def _gauge(name: str, text: str, *labels: str) -> Metric:

@@ -24,7 +24,7 @@ from gpushared.ports import GpuReading
 UNKNOWN = "unknown"
 OWN = "own"
 """This stands for the project of a user of its own, where the page hides the names of users."""
-_STATES = tuple(one.__name__.lower() for one in get_args(LeaseState) if one is not Ended)
+_STATES = tuple(state.__name__.lower() for state in get_args(LeaseState) if state is not Ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def node_families(figures: NodeFigures, viewer: Viewer) -> list[Family]:
 
 class _Page:
     def __init__(self, figures: NodeFigures, viewer: Viewer) -> None:
-        self.families: dict[str, Family] = {one.name: Family(one) for one in names.NODE_METRICS}
+        self.families: dict[str, Family] = {metric.name: Family(metric) for metric in names.NODE_METRICS}
         self._figures = figures
         self._state = figures.state
         self._viewer = viewer
@@ -92,7 +92,7 @@ class _Page:
         self._own_names = {lease.owner_name for lease in own}
         self._own_projects = {lease.payer for lease in own}
         self._projects = self._state.policy.projects
-        self._held = {lease.id: grants for lease in self._state.leases.values() if (grants := lease.grants)}
+        self._grants = {lease.id: grants for lease in self._state.leases.values() if (grants := lease.grants)}
 
     def _add(self, metric: Metric, value: Value | None, *labels: str) -> None:
         self.families[metric.name].add(labels, value)
@@ -143,7 +143,7 @@ class _Page:
         project, kind = self._project(lease.payer), lease.request.lease_class
         uses, readings = self._figures.sample.uses, self._readings
         self._add(names.LEASE_INFO, 1, lease.id, lease.owner_name, project, kind, lease.image, wall)
-        for grant in self._held.get(lease.id, ()):
+        for grant in self._grants.get(lease.id, ()):
             self._add(names.LEASE_MEMORY, grant.memory_bytes, lease.id, grant.gpu)
             self._add(names.LEASE_COMPUTE, grant.compute_permille / WHOLE_PERMILLE, lease.id, grant.gpu)
             use = uses.get((lease.id, grant.gpu))
@@ -157,7 +157,7 @@ class _Page:
         lengths: Counter[tuple[str, str]] = Counter()
         oldest: dict[str, float] = {}
         for lease in self._state.leases.values():
-            if lease.id not in self._held and isinstance(lease.state, Waiting) and waits(lease):
+            if lease.id not in self._grants and isinstance(lease.state, Waiting) and waits(lease):
                 kind, since = str(lease.request.lease_class), lease.state.since
                 lengths[kind, self._figures.reasons.get(lease.id, UNKNOWN)] += 1
                 oldest[kind] = min(oldest.get(kind, since), since)
@@ -172,10 +172,11 @@ class _Page:
         counters = self._figures.counters
         counters.add_gpu_time()
         self._add_by_project(names.PROJECT_GPU_SECONDS, counters.gpu_seconds_by_project.items())
-        held: Counter[str] = Counter(dict.fromkeys(self._projects, 0))
-        for lease, grants in self._held.items():
-            held[self._state.leases[lease].payer] += permille_of(grants, self._state.gpus)
-        self._add_by_project(names.PROJECT_HELD, ((one, held[one] / WHOLE_PERMILLE) for one in held))
+        held_permille: Counter[str] = Counter(dict.fromkeys(self._projects, 0))
+        for lease, grants in self._grants.items():
+            held_permille[self._state.leases[lease].payer] += permille_of(grants, self._state.gpus)
+        shares = ((name, permille / WHOLE_PERMILLE) for name, permille in held_permille.items())
+        self._add_by_project(names.PROJECT_HELD, shares)
         self._add_quotas()
         self._add_by_user(names.USER_GPU_SECONDS, counters.gpu_seconds_by_user)
         self._add_by_user(names.USER_IDLE_GPU_SECONDS, counters.idle_gpu_seconds_by_user)
@@ -214,8 +215,8 @@ class _Page:
 
     def add_counts(self) -> None:
         counters = self._figures.counters
-        for one, count in counters.grants.items():
-            self._add(names.GRANTS, count, one)
+        for lease_class, count in counters.grants.items():
+            self._add(names.GRANTS, count, lease_class)
         for reason, total in self._figures.refusals.items():
             self._add(names.REFUSALS, total, reason)
         for code, total in counters.gate_refusals.items():
@@ -223,10 +224,10 @@ class _Page:
         for step, count in counters.preemptions.items():
             self._add(names.PREEMPTIONS, count, step)
         self._add(names.OVER_LIMIT, counters.over_limit)
-        for one, waited in counters.waits.items():
-            self._add(names.QUEUE_WAIT, waited, one)
-        for (one, outcome), lasted in counters.durations.items():
-            self._add(names.LEASE_DURATION, lasted, one, outcome)
+        for lease_class, waited in counters.waits.items():
+            self._add(names.QUEUE_WAIT, waited, lease_class)
+        for (lease_class, outcome), lasted in counters.durations.items():
+            self._add(names.LEASE_DURATION, lasted, lease_class, outcome)
 
     def add_daemon(self) -> None:
         figures = self._figures

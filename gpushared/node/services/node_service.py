@@ -144,30 +144,30 @@ class Api:
         seconds = min(max(message.timeout_seconds, 0.0), MAX_WAIT_SECONDS)
         until = self._loop.now() + seconds
         with self._client_presence.waiting(lease.id, self._loop.now()):
-            while (view := self._view(await self._again(lease), caller)).token == message.token:
-                left = until - self._loop.now()
-                if left <= 0 or not await self._loop.changed(left):
+            while (view := self._view(self._again(lease), caller)).token == message.token:
+                remaining_seconds = until - self._loop.now()
+                if remaining_seconds <= 0 or not await self._loop.changed(remaining_seconds):
                     break
         self._client_presence.seen(lease.id, self._loop.now())
         return view
 
     async def release(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        return self._view(await self._loop.send(m.ReleaseAsked(lease.id, caller)) or lease, caller)
+        return await self._send(m.ReleaseAsked(lease.id, caller), lease, caller)
 
     async def stop(self, message: leases_pb2.StopRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
         grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
         if not 0 <= grace <= 3600:  # noqa: PLR2004 - an hour, as the message says
             raise RequestError(f"a grace of {grace} s is not possible", hint="give 0 to 3600 seconds")
-        return self._view(await self._loop.send(m.StopAsked(lease.id, caller, grace)) or lease, caller)
+        return await self._send(m.StopAsked(lease.id, caller, grace), lease, caller)
 
     async def resize(self, message: leases_pb2.ResizeRequest, caller: Caller) -> leases_pb2.ResizeAnswer:
         """Give a lease another size on the same GPUs; the answer explains when each part takes effect."""
-        found = await self._find(message.lease_id, caller)
+        lease = await self._find(message.lease_id, caller)
         size = read_size(gpu=message.gpu, gpu_memory=message.gpu_memory, gpu_compute=message.gpu_compute)
-        before = await self._again(found)
-        after = await self._loop.send(m.ResizeAsked(found.id, caller, size)) or before
+        before = self._again(lease)
+        after = await self._loop.send(m.ResizeAsked(lease.id, caller, size)) or before
         effects = resize_effects(before, after, self._loop.state, self._reconciler.facts)
         return leases_pb2.ResizeAnswer(lease=self._view(after, caller), effects=effects)
 
@@ -204,13 +204,13 @@ class Api:
         self, message: leases_pb2.ListLeasesRequest, caller: Caller
     ) -> leases_pb2.ListLeasesResponse:
         """List live leases in the order of their requests; ``ended`` adds ended ones, the newest first."""
-        found = await list_leases(message, self._loop.state, self._journal)
+        page = await list_leases(message, self._loop.state, self._journal)
         return leases_pb2.ListLeasesResponse(
-            leases=[self._view(lease, caller) for lease in found.leases],
+            leases=[self._view(lease, caller) for lease in page.leases],
             unmanaged=self.views.strangers(self._sampler.newest),
             simulated=self._simulated,
-            more=found.more,
-            next_page_token=found.next_token,
+            more=page.more,
+            next_page_token=page.next_token,
         )
 
     async def explain(self, message: leases_pb2.LeaseRef, caller: Caller) -> leases_pb2.Explanation:
@@ -219,8 +219,8 @@ class Api:
         Only the owner and trusted callers get the story.
         """
         lease = await self._find(message.lease_id, caller)
-        own = caller.trusted or caller.uid == lease.owner_uid
-        entries = await self._journal.story(lease.id) if own else ()
+        may_read_story = caller.trusted or caller.uid == lease.owner_uid
+        entries = await self._journal.story(lease.id) if may_read_story else ()
         return leases_pb2.Explanation(
             lease=self._view(lease, caller),
             story=self.views.story(entries),
@@ -237,7 +237,7 @@ class Api:
     def _view(self, lease: Lease, caller: Caller) -> leases_pb2.Lease:
         return self.views.lease(lease, caller, self._sampler.newest)
 
-    async def _again(self, lease: Lease) -> Lease:
+    def _again(self, lease: Lease) -> Lease:
         """Return the lease as it is now."""
         state = self._loop.state
         return state.leases.get(lease.id) or state.ended.get(lease.id) or lease
@@ -328,8 +328,8 @@ def is_over(view: leases_pb2.Lease) -> bool:
 
 def _seen_by(caller: Caller, state: NodeState) -> list[Lease]:
     """Return the leases whose containers the caller may know: ended ones first, the newest last."""
-    known = (*state.ended.values(), *state.leases.values())
-    return [one for one in known if caller.trusted or one.owner_uid == caller.uid]
+    leases = (*state.ended.values(), *state.leases.values())
+    return [lease for lease in leases if caller.trusted or lease.owner_uid == caller.uid]
 
 
 def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
@@ -343,7 +343,9 @@ def _by_container(reference: str, leases: list[Lease]) -> Lease | None:
     if not named and len(reference) >= SHORTEST_CONTAINER_ID:
         live = [lease for lease in leases if (lease.container or "").startswith(reference)]
     if len(live) > 1:
-        candidates = ", ".join(f"{one.id} ({state_name(one.state)}, {one.owner_name})" for one in live[:5])
+        candidates = ", ".join(
+            f"{lease.id} ({state_name(lease.state)}, {lease.owner_name})" for lease in live[:5]
+        )
         raise RequestError(f"{shown(reference)} means {len(live)} leases", hint=f"say which: {candidates}")
     return next(reversed(live or named), None)
 
@@ -364,11 +366,11 @@ class Drains:
 
     async def _ask(self, name: str, reason: str | None, caller: Caller) -> gpus_pb2.DrainAnswer:
         """Drain or undrain the GPUs one after the other; a refusal does not undo the ones before."""
-        found = find_gpus(name, self._loop.state)
-        for gpu in found:
+        gpus = find_gpus(name, self._loop.state)
+        for gpu in gpus:
             await self._loop.send(GpuDrainAsked(gpu, caller, reason))
         views = self._views.gpus(self._sampler.newest)
-        return gpus_pb2.DrainAnswer(gpus=[view for view in views if view.uuid in found])
+        return gpus_pb2.DrainAnswer(gpus=[view for view in views if view.uuid in gpus])
 
 
 def find_gpus(name: str, state: NodeState) -> list[GpuId]:
@@ -379,13 +381,13 @@ def find_gpus(name: str, state: NodeState) -> list[GpuId]:
     """
     if not name:
         raise RequestError("no GPU is named", hint="give its index, its UUID or `all`")
-    known = [*state.gpus, *(gpu for gpu in state.drained if gpu not in state.gpus)]
+    gpus = [*state.gpus, *(gpu for gpu in state.drained if gpu not in state.gpus)]
     if name == ALL:
-        check_any(known)
-        return known
+        check_any(gpus)
+        return gpus
     by_index = [gpu.id for gpu in state.gpus.values() if name in (str(gpu.index), gpu.label)]
-    found = by_index or [gpu for gpu in known if gpu == name]
-    if not found:
+    matches = by_index or [gpu for gpu in gpus if gpu == name]
+    if not matches:
         check_any(state.gpus)
         raise NotFound(f"there is no GPU {shown(name)}", hint="`gpushare gpus -o wide` lists them")
-    return found
+    return matches

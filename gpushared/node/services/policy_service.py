@@ -43,10 +43,10 @@ class PolicyApi:
             raise RequestError(f"the create body is longer than {MAX_CREATE_BYTES} bytes")
         version = _version(message.api_version)
         caller = await _account_of(message.user, caller) if message.user else caller
-        found = await self._gate.explainer.explain(message.create_body, version, caller)
+        findings = await self._gate.explainer.explain(message.create_body, version, caller)
         return policy_pb2.PolicyExplanation(
-            passes=all(one.decision is not FieldDecision.REFUSED for one in found),
-            findings=map(_view, found),
+            passes=all(finding.decision is not FieldDecision.REFUSED for finding in findings),
+            findings=map(_view, findings),
             judged=self._gate.judges(caller),
             preset=self._gate.policy.preset,
         )
@@ -57,8 +57,10 @@ class PolicyApi:
         return policy_pb2.PolicyRules(
             preset=policy.preset,
             rules=[
-                policy_pb2.PolicyRule(name=r.name, value=r.value, origin=r.origin, meaning=r.meaning)
-                for r in rules_in_force(policy)
+                policy_pb2.PolicyRule(
+                    name=rule.name, value=rule.value, origin=rule.origin, meaning=rule.meaning
+                )
+                for rule in rules_in_force(policy)
             ],
             judged=self._gate.judges(caller),
         )
@@ -98,16 +100,16 @@ def _version(text: str) -> Version | None:
         ) from None
 
 
-def _view(one: FieldFinding) -> policy_pb2.PolicyFinding:
+def _view(finding: FieldFinding) -> policy_pb2.PolicyFinding:
     return policy_pb2.PolicyFinding(
-        field=one.field,
-        option=one.option,
-        verdict=one.decision,
-        asked=_text(one.requested),
-        given=_text(one.effective),
-        why=one.why,
-        hint=one.hint,
-        may_change=one.may_change,
+        field=finding.field,
+        option=finding.option,
+        verdict=finding.decision,
+        asked=_text(finding.requested),
+        given=_text(finding.effective),
+        why=finding.why,
+        hint=finding.hint,
+        may_change=finding.may_change,
     )
 
 

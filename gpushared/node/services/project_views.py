@@ -40,8 +40,8 @@ class ProjectService:
     ) -> projects_pb2.Project:
         """Set a project's values and return the project as it is now."""
         await self._loop.send(_event(message, caller))
-        found = next((view for view in self._views() if view.name == message.name), None)
-        return found or projects_pb2.Project(name=message.name, weight=1.0, origin=USERS_OWN)
+        project = next((view for view in self._views() if view.name == message.name), None)
+        return project or projects_pb2.Project(name=message.name, weight=1.0, origin=USERS_OWN)
 
     def _views(self) -> list[projects_pb2.Project]:
         state = self._loop.state
@@ -73,11 +73,11 @@ def _event(message: projects_pb2.SetProjectRequest, caller: Caller) -> ProjectSe
     )
 
 
-def _gpus(what: str, text: str) -> int | None:
+def _gpus(field: str, text: str) -> int | None:
     try:
         return parse_gpus(text) if text else None
     except RequestError as error:
-        raise RequestError(f"{what}: {error.message}", hint=error.hint) from None
+        raise RequestError(f"{field}: {error.message}", hint=error.hint) from None
 
 
 def _decayed(state: NodeState, now: float) -> dict[str, float]:
@@ -98,13 +98,13 @@ def _view(
     used: float,
     everything: float,
 ) -> projects_pb2.Project:
-    held, idle = _held(project, leases, state), state.rules.idle_of(project.name)
+    held_by_pool, idle = _held_by_pool(project, leases, state), state.rules.idle_of(project.name)
     return projects_pb2.Project(
         name=project.name,
         users=sorted(project.users),
         weight=project.weight,
-        quotas=[_quota(pool, project, held.get(pool, 0)) for pool in _pools(project)],
-        held_permille=sum(held.values()),
+        quotas=[_quota(pool, project, held_by_pool.get(pool, 0)) for pool in _pools(project)],
+        held_permille=sum(held_by_pool.values()),
         decayed_gpu_seconds=used,
         use_ratio=used / everything if everything else 0.0,
         origin=_origin(project.name, state),
@@ -118,12 +118,12 @@ def _view(
 def _idle(rules: Mapping[LeaseClass, IdlePolicy]) -> list[projects_pb2.IdlePolicy]:
     views = []
     for lease_class in sorted(rules):
-        one = rules[lease_class]
+        policy = rules[lease_class]
         view = projects_pb2.IdlePolicy(
-            warn_seconds=one.warn_seconds,
-            lower_seconds=one.lower_seconds,
-            action=one.action,
-            action_seconds=one.action_seconds,
+            warn_seconds=policy.warn_seconds,
+            lower_seconds=policy.lower_seconds,
+            action=policy.action,
+            action_seconds=policy.action_seconds,
         )
         setattr(view, "class", lease_class)
         views.append(view)
@@ -140,23 +140,23 @@ def _pools(project: Project) -> list[str]:
     return ["", *sorted(project.models)]
 
 
-def _held(project: Project, leases: Iterable[Lease], state: NodeState) -> dict[str, int]:
+def _held_by_pool(project: Project, leases: Iterable[Lease], state: NodeState) -> dict[str, int]:
     """Return a project's holdings in permille of a GPU, by the quota that they count to."""
-    held: dict[str, int] = defaultdict(int)
+    held_by_pool: dict[str, int] = defaultdict(int)
     for lease in leases:
         for grant in lease.grants:
             gpu = state.gpus.get(grant.gpu)
             pool = project.pool(gpu.name) if gpu else ""
-            held[pool] += permille_of([grant], state.gpus)
-    return held
+            held_by_pool[pool] += permille_of([grant], state.gpus)
+    return held_by_pool
 
 
-def _quota(pool: str, project: Project, held: int) -> projects_pb2.Quota:
+def _quota(pool: str, project: Project, held_permille: int) -> projects_pb2.Quota:
     quota = project.quota_of(pool)
     return projects_pb2.Quota(
         model=pool,
         guaranteed_permille=quota.guaranteed,
         limit_permille=quota.limit,
         fixed_permille=quota.fixed,
-        held_permille=held,
+        held_permille=held_permille,
     )

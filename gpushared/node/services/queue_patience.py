@@ -56,8 +56,8 @@ def no_room(patience: QueuePatience, waiting: Waiting | None, state: NodeState, 
     if patience.waits:
         text = f"there was no room in {format_duration(patience.seconds)}"
     if waiting is not None:
-        place = f"position {waiting.position} of {waiting.queue_length} in the queue"
-        text += f": {place}{_start(waiting, state, now)}: {waiting.text}"
+        position = f"position {waiting.position} of {waiting.queue_length} in the queue"
+        text += f": {position}{_start(waiting, state, now)}: {waiting.text}"
     return LimitReached(text, hint=patience.hint)
 
 

@@ -27,18 +27,20 @@ class Simulation:
                 "only trusted callers may change the simulation", hint="be root, or in the docker group"
             )
         index = message.gpu_index
-        if message.processes:
-            held = {one.pid: one.memory_bytes for one in message.processes}
-            place = message.mig_index if message.HasField("mig_index") else None
-            self._gpus.set_processes(index, held, mig_index=place)
-            clients = {one.pid: one.mps_client for one in message.processes if one.HasField("mps_client")}
+        if processes := message.processes:
+            memory_bytes = {process.pid: process.memory_bytes for process in processes}
+            mig_index = message.mig_index if message.HasField("mig_index") else None
+            self._gpus.set_processes(index, memory_bytes, mig_index=mig_index)
+            clients = {
+                process.pid: process.mps_client for process in processes if process.HasField("mps_client")
+            }
             self._gpus.set_mps_clients(index, clients)
             ratios = {
-                one.pid: one.utilization_ratio
-                for one in message.processes
-                if one.HasField("utilization_ratio")
+                process.pid: process.utilization_ratio
+                for process in processes
+                if process.HasField("utilization_ratio")
             }
-            self._gpus.set_process_utilization(index, ratios, mig_index=place)
+            self._gpus.set_process_utilization(index, ratios, mig_index=mig_index)
         if message.HasField("utilization_ratio"):
             self._gpus.set_utilization(index, message.utilization_ratio)
         if message.HasField("trouble"):

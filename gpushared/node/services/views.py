@@ -82,7 +82,7 @@ class Views:
         return rendered[1]
 
     def _lease(self, lease: Lease, sample: Sample, *, with_names: bool) -> leases_pb2.Lease:
-        view = _asked(lease.request)
+        view = _request_view(lease.request)
         view.id, view.state = lease.id, state_name(lease.state)
         view.simulated = self.simulated
         view.grants.extend(self._grant(grant) for grant in _grants(lease))
@@ -134,9 +134,9 @@ class Views:
             for entry in entries
         ]
 
-    def _notice(self, one: Notice) -> leases_pb2.Notice:
-        ends_at = self.day(one.until if one.ends else None)
-        return leases_pb2.Notice(kind=one.kind, ends_at=ends_at, text=one.text)
+    def _notice(self, notice: Notice) -> leases_pb2.Notice:
+        ends_at = self.day(notice.until if notice.ends else None)
+        return leases_pb2.Notice(kind=notice.kind, ends_at=ends_at, text=notice.text)
 
     def _grant(self, grant: Grant) -> leases_pb2.Grant:
         gpu = self._loop.state.gpus.get(grant.gpu)
@@ -165,18 +165,18 @@ class Views:
             start_to=self.day(waiting.start_to),
         )
 
-    def offer(self, request: Request, one: Offer) -> leases_pb2.OfferAnswer:
+    def offer(self, request: Request, offer: Offer) -> leases_pb2.OfferAnswer:
         """Show the outcome that a request would have now."""
         view = leases_pb2.OfferAnswer(
             asks=describe(request),
-            project=one.project,
-            starts_now=one.starts_now,
-            grants=[self._grant(grant) for grant in one.grants],
-            start_to=self.day(one.start_to),
-            gives_way=[_gives_way(other) for other in one.gives_way],
-            why=one.why,
-            waiting=self._waiting_view(one.waiting) if one.waiting else None,
-            fits_now=one.fits_now,
+            project=offer.project,
+            starts_now=offer.starts_now,
+            grants=[self._grant(grant) for grant in offer.grants],
+            start_to=self.day(offer.start_to),
+            gives_way=[_gives_way(other) for other in offer.gives_way],
+            why=offer.why,
+            waiting=self._waiting_view(offer.waiting) if offer.waiting else None,
+            fits_now=offer.fits_now,
             simulated=self.simulated,
         )
         setattr(view, "class", request.lease_class)
@@ -188,11 +188,11 @@ class Views:
         decision = outlook.decisions.get(lease.id)
         if decision is None or decision.reservation is None or not decision.reservation.head:
             return None
-        head, known = decision.reservation.head, self._loop.state.gpus
+        head, gpus = decision.reservation.head, self._loop.state.gpus
         start = outlook.starts.get(head)
         return leases_pb2.Kept(
             lease_id=head,
-            gpu_labels=sorted(known[gpu].label for gpu in decision.reservation.gpus if gpu in known),
+            gpu_labels=sorted(gpus[gpu].label for gpu in decision.reservation.gpus if gpu in gpus),
             start_to=self.day(start.at if start else None),
         )
 
@@ -211,7 +211,10 @@ class Views:
         waiting = self.waiting_of(lease)
         if waiting is None:
             return []
-        return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in waiting.refusals]
+        return [
+            leases_pb2.Refusal(reason=reason, gpus=count, text=text)
+            for reason, count, text in waiting.refusals
+        ]
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
         """Show all GPUs, by index."""
@@ -246,29 +249,31 @@ class Views:
             view.trouble = sharing.trouble
         return view
 
-    def _drained(self, one: Drained | None) -> gpus_pb2.Drained | None:
-        if one is None:
+    def _drained(self, drained: Drained | None) -> gpus_pb2.Drained | None:
+        if drained is None:
             return None
-        return gpus_pb2.Drained(reason=one.reason, since=self.day(one.since), by=one.by, sick=one.sick)
+        return gpus_pb2.Drained(
+            reason=drained.reason, since=self.day(drained.since), by=drained.by, sick=drained.sick
+        )
 
     def strangers(self, sample: Sample) -> list[leases_pb2.UnmanagedProcess]:
         """Show GPU processes without a lease."""
-        return [self._stranger(one) for one in sample.strangers]
+        return [self._stranger(stranger) for stranger in sample.strangers]
 
-    def _stranger(self, one: Stranger) -> leases_pb2.UnmanagedProcess:
-        gpu = self._loop.state.gpus.get(one.gpu)
-        user, command = who(one.pid)
+    def _stranger(self, stranger: Stranger) -> leases_pb2.UnmanagedProcess:
+        gpu = self._loop.state.gpus.get(stranger.gpu)
+        user, command = owner_and_name(stranger.pid)
         return leases_pb2.UnmanagedProcess(
-            pid=one.pid,
-            gpu_uuid=one.gpu,
+            pid=stranger.pid,
+            gpu_uuid=stranger.gpu,
             gpu_index=gpu.index if gpu else -1,
-            memory_bytes=one.memory_bytes,
+            memory_bytes=stranger.memory_bytes,
             user=user,
             command=command,
         )
 
 
-def _asked(request: Request) -> leases_pb2.Lease:
+def _request_view(request: Request) -> leases_pb2.Lease:
     """Show the request of a lease."""
     view = leases_pb2.Lease(
         asks=describe(request),
@@ -295,14 +300,14 @@ def _add_owner(view: leases_pb2.Lease, lease: Lease) -> None:
         view.job_pool = lease.coordinator
 
 
-def _gives_way(one: WouldGiveWay) -> leases_pb2.GivesWay:
-    lease = one.lease
+def _gives_way(preemption: WouldGiveWay) -> leases_pb2.GivesWay:
+    lease = preemption.lease
     return leases_pb2.GivesWay(
         lease_id=lease.id,
         owner=lease.owner_name,
         asks=describe(lease.request),
         project=lease.payer,
-        step=one.step,
+        step=preemption.step,
     )
 
 
@@ -346,7 +351,7 @@ def _add_reading(view: gpus_pb2.Gpu, gpu: GpuId, sample: Sample) -> None:
         view.power_watts = reading.power_watts
 
 
-def who(pid: int) -> tuple[str, str]:
+def owner_and_name(pid: int) -> tuple[str, str]:
     """Return a process's user and name, empty if the process is gone."""
     try:
         process = psutil.Process(pid)
@@ -366,9 +371,9 @@ def _why(lease: Lease, state: NodeState) -> str:
     return why_not(lease, state) if isinstance(lease.state, Starting | Active | Paused) else ""
 
 
-def outcome(one: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
+def outcome(result: Outcome, gpus: Mapping[GpuId, Gpu]) -> leases_pb2.Outcome:
     """Show a lease's outcome: a kind for programs, a sentence for people."""
-    match one:
+    match result:
         case Finished(code, start_error):
             text = f"could not be started: {start_error}" if start_error else f"ended with exit code {code}"
             return leases_pb2.Outcome(kind="finished", exit_code=code, text=text)
