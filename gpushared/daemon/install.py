@@ -128,25 +128,21 @@ def _tell_systemd(package: Package) -> Iterator[str]:
     yield _run(["systemctl", "daemon-reload"])
 
 
-def _run(command: Sequence[str]) -> str:
-    if shutil.which(command[0]) is None:
-        return f"skipped {command[0]}: it is not installed"
+def _run(args: Sequence[str]) -> str:
+    if shutil.which(args[0]) is None:
+        return f"skipped {args[0]}: it is not installed"
     try:
-        result = subprocess.run(
-            command, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True, check=False
-        )
+        result = subprocess.run(args, capture_output=True, timeout=SYSTEMCTL_SECONDS, text=True, check=False)
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(
-            f"{' '.join(command)} does not come to an end", hint="see journalctl -xe"
-        ) from error
+        raise ConfigError(f"{' '.join(args)} does not come to an end", hint="see journalctl -xe") from error
     if result.returncode:
-        raise ConfigError(f"{' '.join(command)} failed: {result.stderr.strip()}", hint="see journalctl -xe")
-    return f"ran {' '.join(command)}"
+        raise ConfigError(f"{' '.join(args)} failed: {result.stderr.strip()}", hint="see journalctl -xe")
+    return f"ran {' '.join(args)}"
 
 
 def _next_step(package: Package) -> str:
-    command = ["systemctl", "is-active", "--quiet", f"{package.daemon}.service"]
-    result = subprocess.run(command, timeout=SYSTEMCTL_SECONDS, check=False)
+    args = ["systemctl", "is-active", "--quiet", f"{package.daemon}.service"]
+    result = subprocess.run(args, timeout=SYSTEMCTL_SECONDS, check=False)
     if result.returncode == 0:
         return f"next: systemctl restart {package.daemon}   ({package.restart_note})"
     return f"next: systemctl enable --now {package.daemon}"

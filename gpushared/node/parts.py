@@ -29,7 +29,7 @@ from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
-from gpushared.storage.job_store import NODE_WORDING, SqliteStore
+from gpushared.storage.job_store import NODE_TEXTS, SqliteStore
 from gpushared.storage.journal.journal_file import SqliteJournal
 
 JOURNAL_NAME = "journal.db"
@@ -110,7 +110,7 @@ def real_parts(config: Config) -> Parts:
         journal=SqliteJournal(
             Path(config.node.state_dir) / JOURNAL_NAME, keep_ended=config.node.keep_ended_leases
         ),
-        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME, wording=NODE_WORDING, leads_unwritten=True),
+        jobs=SqliteStore(Path(config.node.state_dir) / JOBS_NAME, texts=NODE_TEXTS, leads_unwritten=True),
         audit=SqliteAudit(Path(config.node.state_dir) / AUDIT_NAME),
         history=SqliteHistory(Path(config.node.state_dir) / HISTORY_NAME),
         clock=SteadyClock(Path(config.node.state_dir) / CLOCK_NAME),

@@ -25,7 +25,7 @@ from gpushared.ports.job_store import (
     Transaction,
 )
 from gpushared.storage.high_water import HighWater, HighWaterMark
-from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile, is_for_want_of_room, translated
+from gpushared.storage.sqlite.file import FileSchema, FileTexts, SqliteFile, is_for_want_of_room, translated
 from gpushared.storage.sqlite.file_calls import Calls
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 SCHEMA = FileSchema(APPLICATION_ID, _MIGRATIONS)
 VERSION = SCHEMA.version
 
-WORDING = FileWording(
+TEXTS = FileTexts(
     noun="the store",
     program="the coordinator",
     error=StoreUnavailable,
@@ -55,8 +55,8 @@ WORDING = FileWording(
     "nodes then report what runs, and outboxes what waits",
     if_newer="install the newer gpushared again",
 )
-NODE_WORDING = replace(
-    WORDING,
+NODE_TEXTS = replace(
+    TEXTS,
     noun="the node's job store",
     program="the daemon",
     if_busy="is another gpushared running on this node?",
@@ -85,15 +85,10 @@ class StoreFile(SqliteFile):
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        busy_seconds: float,
-        wording: FileWording = WORDING,
-        leads_unwritten: bool = False,
+        self, path: Path, *, busy_seconds: float, texts: FileTexts = TEXTS, leads_unwritten: bool = False
     ) -> None:
         """With ``leads_unwritten`` lead also on a full disk; the next commit then writes the epoch."""
-        super().__init__(path, SCHEMA, wording, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, texts, busy_seconds=busy_seconds)
         self._lock: int | None = None
         self._leads_unwritten = leads_unwritten
         self._epoch_to_write = 0
@@ -186,7 +181,7 @@ class StoreFile(SqliteFile):
     def _locked(self) -> int:
         """Return the lock's file, open and locked. Raises Deposed if another process has the lock."""
         path = Path(f"{self._path}.lock")
-        with translated(self._path, self._wording):
+        with translated(self._path, self._texts):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -334,7 +329,7 @@ class SqliteStore(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
         max_changes: int = MAX_CHANGES,
-        wording: FileWording = WORDING,
+        texts: FileTexts = TEXTS,
         leads_unwritten: bool = False,
         mark: Path | None = None,
     ) -> None:
@@ -342,11 +337,9 @@ class SqliteStore(Calls):
 
         ``mark`` is a file that is not restored with the store, and tells that an old copy was put back.
         """
-        super().__init__("store", path, wording, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        super().__init__("store", path, texts, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._max_changes = max_changes
-        self._file = StoreFile(
-            path, busy_seconds=busy_seconds, wording=wording, leads_unwritten=leads_unwritten
-        )
+        self._file = StoreFile(path, busy_seconds=busy_seconds, texts=texts, leads_unwritten=leads_unwritten)
         self._log: ChangeLog | None = None
         self._mark = None if mark is None else HighWaterMark(mark)
         self._led: HighWater | None = None

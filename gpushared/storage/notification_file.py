@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpushared.domain.model.errors import OutboxUnavailable
-from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileTexts, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDING = FileWording(
+TEXTS = FileTexts(
     noun="the file of notifications",
     program="the daemon",
     error=OutboxUnavailable,
@@ -107,7 +107,7 @@ class NotificationFile(SqliteFile):
     """Keep events and deliveries. Raises OutboxUnavailable, or ConfigError for another version."""
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, TEXTS, busy_seconds=busy_seconds)
 
     def contents(self, now: float) -> OutboxContents:
         """Return the contents; a new file begins at ``now``."""
@@ -121,13 +121,9 @@ class NotificationFile(SqliteFile):
     def keep_targets(self, names: Collection[str], now: float) -> None:
         """Record since when each configured target exists, and forget the others with their deliveries."""
         with self._writing() as db:
-            stored_names = {name for (name,) in db.execute("SELECT name FROM target").fetchall()} - {
-                FILE_ITSELF
-            }
-            db.executemany(
-                "INSERT INTO target VALUES (?, ?)", [(name, now) for name in {*names} - stored_names]
-            )
-            gone = [(name,) for name in stored_names - {*names}]
+            stored = {name for (name,) in db.execute("SELECT name FROM target").fetchall()} - {FILE_ITSELF}
+            db.executemany("INSERT INTO target VALUES (?, ?)", [(name, now) for name in {*names} - stored])
+            gone = [(name,) for name in stored - {*names}]
             db.executemany("DELETE FROM target WHERE name = ?", gone)
             db.executemany("DELETE FROM delivery WHERE target = ?", gone)
 
@@ -201,7 +197,7 @@ class SqliteNotifications(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("notifications", path, WORDING, timeout_seconds=timeout_seconds)
+        super().__init__("notifications", path, TEXTS, timeout_seconds=timeout_seconds)
         self._store = NotificationFile(path, busy_seconds=busy_seconds)
 
     async def contents(self, now: float) -> OutboxContents:

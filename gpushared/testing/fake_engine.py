@@ -196,11 +196,8 @@ class FakeEngine(Failing):
 
     async def running(self) -> tuple[ContainerId, ...]:
         self._ready()
-        return tuple(
-            facts.id
-            for facts in self._containers.values()
-            if facts.status in _ALIVE and LABEL_GATE in facts.labels
-        )
+        alive = (facts for facts in self._containers.values() if facts.status in _ALIVE)
+        return tuple(facts.id for facts in alive if LABEL_GATE in facts.labels)
 
     async def stop(self, container: ContainerId, grace_seconds: int) -> None:
         self._ready()

@@ -96,13 +96,10 @@ class FakeGpus(Failing):
         if gpu.trouble is not None:
             return GpuReading(gpu.id, trouble=gpu.trouble, lost=True)
         processes = tuple(self._processes[gpu.id])
-        process_bytes = sum(process.memory_bytes or 0 for process in processes)
+        used = sum(process.memory_bytes or 0 for process in processes)
         return GpuReading(
             gpu=gpu.id,
-            memory_used_bytes=gpu.memory_total_bytes
-            - gpu.leasable_bytes
-            + self._left_behind[gpu.id]
-            + process_bytes,
+            memory_used_bytes=gpu.memory_total_bytes - gpu.leasable_bytes + self._left_behind[gpu.id] + used,
             utilization_ratio=1.0 if processes and gpu.id not in self._resting else 0.0,
             temperature_celsius=40,
             power_watts=100.0,

@@ -18,7 +18,7 @@ import pytest
 from gpushared.domain.model.errors import ConfigError, TimedOut
 from gpushared.ports.job_store import Conflict, Deposed, StoreUnavailable, Transaction
 from gpushared.storage import job_store
-from gpushared.storage.job_store import NODE_WORDING, SqliteStore
+from gpushared.storage.job_store import NODE_TEXTS, SqliteStore
 from gpushared.storage.sqlite.file_calls import MAX_WAITING_CALLS
 from tests.disks import fill
 
@@ -286,7 +286,7 @@ async def test_a_store_on_a_disk_that_is_full_at_the_start_is_read_and_goes_on_w
     await before.commit(Transaction(epoch, {"a": b"1"}))
     await before.close()
     ballast = fill(small_disk)
-    others, nodes = SqliteStore(path), SqliteStore(path, wording=NODE_WORDING, leads_unwritten=True)
+    others, nodes = SqliteStore(path), SqliteStore(path, texts=NODE_TEXTS, leads_unwritten=True)
     with pytest.raises(StoreUnavailable, match=r"the store .* the disk is full") as refused:
         await others.lead()
     assert "the coordinator" in refused.value.hint

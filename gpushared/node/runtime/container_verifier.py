@@ -154,9 +154,7 @@ class Verifier:
             if newest is None:
                 return  # the container is over, and all that it had
             lasting = tuple(
-                deviation
-                for deviation in newest.deviations
-                if comparison is None or deviation in comparison.deviations
+                each for each in newest.deviations if comparison is None or each in comparison.deviations
             )
             comparison = _Comparison(newest.reality, newest.expected, lasting)
             if not lasting:

@@ -118,10 +118,10 @@ class Sampler:
         """Wait until the next sample is due, or requested. A lease that begins makes it due sooner."""
         began = time.monotonic()
         while (
-            not self._sample_asked.is_set() and (seconds := began + self.pause_seconds - time.monotonic()) > 0
+            not self._sample_asked.is_set() and (pause := began + self.pause_seconds - time.monotonic()) > 0
         ):
             waking = [
-                asyncio.create_task(wait) for wait in (self._sample_asked.wait(), self._loop.changed(seconds))
+                asyncio.create_task(wait) for wait in (self._sample_asked.wait(), self._loop.changed(pause))
             ]
             try:
                 await asyncio.wait(waking, return_when=asyncio.FIRST_COMPLETED)

@@ -57,10 +57,8 @@ class PolicyApi:
         return policy_pb2.PolicyRules(
             preset=policy.preset,
             rules=[
-                policy_pb2.PolicyRule(
-                    name=rule.name, value=rule.value, origin=rule.origin, meaning=rule.meaning
-                )
-                for rule in rules_in_force(policy)
+                policy_pb2.PolicyRule(name=r.name, value=r.value, origin=r.origin, meaning=r.meaning)
+                for r in rules_in_force(policy)
             ],
             judged=self._gate.judges(caller),
         )

@@ -211,10 +211,7 @@ class Views:
         waiting = self.waiting_of(lease)
         if waiting is None:
             return []
-        return [
-            leases_pb2.Refusal(reason=reason, gpus=count, text=text)
-            for reason, count, text in waiting.refusals
-        ]
+        return [leases_pb2.Refusal(reason=r, gpus=count, text=text) for r, count, text in waiting.refusals]
 
     def gpus(self, sample: Sample) -> list[gpus_pb2.Gpu]:
         """Show all GPUs, by index."""

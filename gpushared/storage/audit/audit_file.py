@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gpushared.domain.model.errors import AuditUnavailable, Code
 from gpushared.storage.audit.line import FACTS, AuditLine, Origin
-from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileTexts, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDING = FileWording(
+TEXTS = FileTexts(
     noun="the audit",
     program="the daemon",
     error=AuditUnavailable,
@@ -112,7 +112,7 @@ class AuditFile(SqliteFile):
     """
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, TEXTS, busy_seconds=busy_seconds)
         self._since_prune = 0
 
     def newest(self) -> int:
@@ -164,27 +164,25 @@ def _prune(db: sqlite3.Connection, keep: Keep, now: float) -> None:
 
 
 def _conditions(query: Search) -> tuple[str, list[object]]:
-    conditions: list[tuple[str, Sequence[object]]] = [("1", ())]
+    clauses: list[tuple[str, Sequence[object]]] = [("1", ())]
     if query.uid is not None:
-        conditions.append(("uid = ?", (query.uid,)))
+        clauses.append(("uid = ?", (query.uid,)))
     if query.user:
         number = int(query.user) if query.user.isascii() and query.user.isdigit() else None
-        conditions.append(("(user = ? OR uid = ?)", (query.user, number and min(number, 2**63 - 1))))
+        clauses.append(("(user = ? OR uid = ?)", (query.user, number and min(number, 2**63 - 1))))
     if query.since is not None:
-        conditions.append(("at >= ?", (query.since,)))
+        clauses.append(("at >= ?", (query.since,)))
     if query.refused:
-        conditions.append(("code != ''", ()))
+        clauses.append(("code != ''", ()))
     if query.hides_missing:
-        conditions.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
+        clauses.append(("NOT (code = ? AND method IN ('GET', 'HEAD'))", (Code.NOT_FOUND,)))
     if query.container:
-        conditions.append(_about(query.container))
+        clauses.append(_about(query.container))
     if query.after is not None:
-        conditions.append(("number > ?", (query.after,)))
+        clauses.append(("number > ?", (query.after,)))
     if query.before is not None:
-        conditions.append(("number < ?", (query.before,)))
-    return " AND ".join(text for text, _ in conditions), [
-        value for _, values in conditions for value in values
-    ]
+        clauses.append(("number < ?", (query.before,)))
+    return " AND ".join(text for text, _ in clauses), [value for _, values in clauses for value in values]
 
 
 def _about(name: str) -> tuple[str, Sequence[object]]:
@@ -215,7 +213,7 @@ class SqliteAudit(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("audit", path, WORDING, timeout_seconds=timeout_seconds)
+        super().__init__("audit", path, TEXTS, timeout_seconds=timeout_seconds)
         self._store = AuditFile(path, busy_seconds=busy_seconds)
 
     async def newest(self) -> int:

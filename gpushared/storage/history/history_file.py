@@ -26,7 +26,7 @@ from gpushared.storage.history.history_parts import (
     position_of,
 )
 from gpushared.storage.history.history_replay import queue_then
-from gpushared.storage.history.history_schema import SCHEMA, WORDING
+from gpushared.storage.history.history_schema import SCHEMA, TEXTS
 from gpushared.storage.history.history_waits import waits
 from gpushared.storage.history.hour_use import HOUR_MS, HourUse, merged
 from gpushared.storage.history.records import (
@@ -90,7 +90,7 @@ class HistoryFile(SqliteFile):
     """Keep the history. Raises HistoryUnavailable (then nothing happened), or ConfigError."""
 
     def __init__(self, path: Path, *, busy_seconds: float) -> None:
-        super().__init__(path, SCHEMA, WORDING, busy_seconds=busy_seconds)
+        super().__init__(path, SCHEMA, TEXTS, busy_seconds=busy_seconds)
         self._series: dict[tuple[int, str, str], int] = {}
         self._thinned_to = 0
 
@@ -306,7 +306,7 @@ class SqliteHistory(Calls):
     """
 
     def __init__(self, path: Path, *, timeout_seconds: float = 15.0, busy_seconds: float = 5.0) -> None:
-        super().__init__("history", path, WORDING, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
+        super().__init__("history", path, TEXTS, timeout_seconds=timeout_seconds, open_seconds=OPEN_SECONDS)
         self._store = HistoryFile(path, busy_seconds=busy_seconds)
 
     async def write(self, batch: HistoryBatch) -> None:

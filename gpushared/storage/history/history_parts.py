@@ -204,13 +204,13 @@ class _Reader:
         self._hours: list[tuple[str, str, HourSums]] = []
         self._db = db
         self._source = source
-        self._rows_left = ROWS
+        self._limit = ROWS
 
     def read(self) -> bool:
         """Read until the part is full, and return True if it is: then there may be more."""
         for step in (self._read_spans, self._read_ended, self._read_hours, self._read_open):
             step()
-            if self._rows_left <= 0:
+            if self._limit <= 0:
                 return True
         # The numbers below zero are of spans that a newer journal left open, as the coordinator has them.
         rows = self._rows(
@@ -222,9 +222,7 @@ class _Reader:
         return False
 
     def _rows(self, query: str, **values: object) -> Sequence[tuple[Any, ...]]:
-        return self._db.execute(
-            query, {"source": self._source, "limit": self._rows_left, **values}
-        ).fetchall()
+        return self._db.execute(query, {"source": self._source, "limit": self._limit, **values}).fetchall()
 
     def _read_spans(self) -> None:
         rows = self._rows(
@@ -233,7 +231,7 @@ class _Reader:
             number=max(0, self.position.span),
         )
         self.spans = [(number, _span(row)) for number, *row in rows]
-        self._rows_left -= len(rows)
+        self._limit -= len(rows)
         if rows:
             self.position = replace(self.position, span=rows[-1][0])
 
@@ -262,7 +260,7 @@ class _Reader:
 
     def _take_leases(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self.leases += [LeaseSummary(*row) for row in rows]
-        self._rows_left -= len(rows)
+        self._limit -= len(rows)
 
     def _read_hours(self) -> None:
         columns = ", ".join(f"u.{column.name}" for column in fields(HourSums))
@@ -274,7 +272,7 @@ class _Reader:
             series=self.position.series,
         )
         self._hours = [(lease, gpu, HourSums(*row)) for _, lease, gpu, *row in rows]
-        self._rows_left -= len(rows)
+        self._limit -= len(rows)
         if rows:
             self.position = replace(self.position, hour=self._hours[-1][2].hour, series=rows[-1][0])
 

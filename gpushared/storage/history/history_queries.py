@@ -82,20 +82,8 @@ def accounts(db: sqlite3.Connection, query: HistoryFilter) -> list[LeaseAccount]
                 GROUP BY s.lease, s.gpu, s.project""",  # noqa: S608 - constants
             values,
         )
-        for (
-            lease,
-            owner,
-            project,
-            lease_class,
-            _gpu,
-            label,
-            model,
-            series,
-            peak,
-            permille_ms,
-            mib_ms,
-            ms,
-        ) in rows:
+        for lease, owner, project, lease_class, _gpu, label, model, *figures in rows:
+            series, peak, permille_ms, mib_ms, ms = figures
             # The use of a lease is counted once, even if its project changed.
             used = uses.pop(series, Account())
             account = used + Account(permille_ms, mib_ms)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpushared.domain.model.errors import HistoryUnavailable
-from gpushared.storage.sqlite.file import FileSchema, FileWording
+from gpushared.storage.sqlite.file import FileSchema, FileTexts
 
-WORDING = FileWording(
+TEXTS = FileTexts(
     noun="the history",
     program="the daemon",
     error=HistoryUnavailable,

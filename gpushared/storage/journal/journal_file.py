@@ -24,10 +24,10 @@ from gpushared.storage.journal.rows import (
     save_projects,
 )
 from gpushared.storage.records import RecordError, from_json, to_json
-from gpushared.storage.sqlite.file import FileSchema, FileWording, SqliteFile
+from gpushared.storage.sqlite.file import FileSchema, FileTexts, SqliteFile
 from gpushared.storage.sqlite.file_calls import Calls
 
-WORDING = FileWording(
+TEXTS = FileTexts(
     noun="the journal",
     program="the daemon",
     error=JournalUnavailable,
@@ -164,7 +164,7 @@ class JournalFile(SqliteFile):
         super().__init__(
             path,
             SCHEMA,
-            WORDING,
+            TEXTS,
             busy_seconds=busy_seconds,
             # Two daemons on one journal would lease the same GPU twice. Set before WAL, this needs no shared
             # memory.
@@ -273,7 +273,7 @@ class JournalFile(SqliteFile):
                 yield
             except RecordError as error:
                 problem = f"holds a lease that this version cannot read: {error}"
-                raise WORDING.trouble(self._path, problem, "install the version that wrote it") from error
+                raise TEXTS.trouble(self._path, problem, "install the version that wrote it") from error
 
     def _with_story(self, db: sqlite3.Connection, lease: Lease) -> Lease:
         return replace(lease, story=_story(db, lease.id, limit=STORY_KEPT_IN_MEMORY))
@@ -368,7 +368,7 @@ class SqliteJournal(Calls):
         timeout_seconds: float = 15.0,
         busy_seconds: float = 5.0,
     ) -> None:
-        super().__init__("journal", path, WORDING, timeout_seconds=timeout_seconds)
+        super().__init__("journal", path, TEXTS, timeout_seconds=timeout_seconds)
         self._store = JournalFile(path, keep_ended=keep_ended, busy_seconds=busy_seconds)
 
     async def load(self) -> JournalSnapshot:

@@ -52,14 +52,14 @@ class FileSchema:
         return len(self.migrations)
 
 
-def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, wording: FileWording) -> None:
+def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, texts: FileTexts) -> None:
     """Bring the file to the schema's version in one transaction.
 
     Raises ConfigError for a file of a newer version and for a database of another program.
     """
     connection.execute("BEGIN IMMEDIATE")
     with connection:
-        version = checked_version(connection, path, schema, wording)
+        version = checked_version(connection, path, schema, texts)
         for number, statements in enumerate(schema.migrations[version:], start=version + 1):
             for statement in statements:
                 connection.execute(statement)
@@ -68,9 +68,7 @@ def migrate(connection: sqlite3.Connection, path: Path, schema: FileSchema, word
             connection.execute(f"PRAGMA application_id = {schema.application_id}")
 
 
-def checked_version(
-    connection: sqlite3.Connection, path: Path, schema: FileSchema, wording: FileWording
-) -> int:
+def checked_version(connection: sqlite3.Connection, path: Path, schema: FileSchema, texts: FileTexts) -> int:
     """Return how many migrations the file has seen. Raises ConfigError as ``migrate``."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -78,12 +76,12 @@ def checked_version(
     if application != schema.application_id and (tables or application or version):
         raise ConfigError(
             f"{path} is a database of another program",
-            hint=f"give {wording.program} a state directory of its own",
+            hint=f"give {texts.program} a state directory of its own",
         )
     if version > schema.version:
         raise ConfigError(
-            f"{wording.noun} {path} has version {version}, this program knows up to {schema.version}",
-            hint=wording.if_newer,
+            f"{texts.noun} {path} has version {version}, this program knows up to {schema.version}",
+            hint=texts.if_newer,
         )
     assert isinstance(version, int)
     return version
@@ -104,7 +102,7 @@ class SqliteFile:
         self,
         path: Path,
         schema: FileSchema,
-        wording: FileWording,
+        texts: FileTexts,
         *,
         busy_seconds: float,
         before_wal: Sequence[str] = (),
@@ -112,7 +110,7 @@ class SqliteFile:
     ) -> None:
         self._path = path
         self._schema = schema
-        self._wording = wording
+        self._texts = texts
         self._busy_seconds = busy_seconds
         self._before_wal = before_wal
         self._after_wal = after_wal
@@ -155,9 +153,9 @@ class SqliteFile:
         overwritten in the log, while reopening could find that part whole and restore it.
         """
         try:
-            with translated(self._path, self._wording):
+            with translated(self._path, self._texts):
                 yield
-        except self._wording.error as error:
+        except self._texts.error as error:
             if is_beyond_this_connection(error.__cause__):
                 self._disconnect()
             raise
@@ -195,13 +193,13 @@ class SqliteFile:
         source = self._raw_connection()
         try:
             source.execute("PRAGMA locking_mode = EXCLUSIVE")
-            if checked_version(source, self._path, self._schema, self._wording) == 0:
+            if checked_version(source, self._path, self._schema, self._texts) == 0:
                 return None
             copy = sqlite3.connect(":memory:", isolation_level=None)
             source.backup(copy)
         finally:
             source.close()
-        migrate(copy, self._path, self._schema, self._wording)
+        migrate(copy, self._path, self._schema, self._texts)
         return copy
 
     def _drop_copy(self) -> None:
@@ -213,7 +211,7 @@ class SqliteFile:
         connection = self._raw_connection()
         try:
             self._prepare(connection)
-            migrate(connection, self._path, self._schema, self._wording)
+            migrate(connection, self._path, self._schema, self._texts)
         except BaseException:
             connection.close()
             raise
@@ -233,7 +231,7 @@ class SqliteFile:
             connection.execute(f"PRAGMA {pragma}")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise self._wording.error(
+            raise self._texts.error(
                 f"{self._path} cannot have a write-ahead log (mode {mode})",
                 hint="put the state directory on a local disk",
             )
@@ -241,7 +239,7 @@ class SqliteFile:
             connection.execute(f"PRAGMA {pragma}")
         (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if result != "ok":
-            raise self._wording.damaged(self._path, str(result))
+            raise self._texts.damaged(self._path, str(result))
 
     def _disconnect(self) -> None:
         self._drop_copy()
@@ -257,10 +255,10 @@ class SqliteFile:
         except FileNotFoundError:
             same = False
         if not same:
-            raise self._wording.trouble(
+            raise self._texts.trouble(
                 self._path,
                 "was moved, replaced or deleted while in use",
-                f"put it back, or restart {self._wording.program} to begin with what is there",
+                f"put it back, or restart {self._texts.program} to begin with what is there",
             )
 
 
@@ -277,7 +275,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class FileWording:
+class FileTexts:
     """Name one kind of file in messages such as ``the journal /var/... is damaged``, with a hint for each trouble."""
 
     noun: str
@@ -299,20 +297,20 @@ class FileWording:
 
 
 @contextmanager
-def translated(path: Path, wording: FileWording) -> Iterator[None]:
-    """Raise errors of SQLite and of the file system as ``wording.error``."""
+def translated(path: Path, texts: FileTexts) -> Iterator[None]:
+    """Raise errors of SQLite and of the file system as ``texts.error``."""
     try:
         yield
     except sqlite3.Error as error:
         code = sqlite3.SQLITE_FULL if is_for_want_of_room(error, path) else _primary_code(error)
-        problem, hint = _problems(wording).get(code, _UNKNOWN)
-        raise wording.trouble(path, f"{problem}: {error}", hint) from error
+        problem, hint = _problems(texts).get(code, _UNKNOWN)
+        raise texts.trouble(path, f"{problem}: {error}", hint) from error
     except OSError as error:
         if is_for_want_of_room(error, path):
-            problem, hint = _problems(wording)[sqlite3.SQLITE_FULL]
-            raise wording.trouble(path, problem, hint) from error
-        hint = f"{wording.program} needs write access to its folder, and space there"
-        raise wording.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
+            problem, hint = _problems(texts)[sqlite3.SQLITE_FULL]
+            raise texts.trouble(path, problem, hint) from error
+        hint = f"{texts.program} needs write access to its folder, and space there"
+        raise texts.trouble(path, f"cannot be opened: {error.strerror}", hint) from error
 
 
 def is_for_want_of_room(error: BaseException | None, path: Path) -> bool:
@@ -340,14 +338,14 @@ def is_beyond_this_connection(error: BaseException | None) -> bool:
     return isinstance(error, sqlite3.Error) and _primary_code(error) in _BEYOND_THE_CONNECTION
 
 
-def _problems(wording: FileWording) -> dict[int, tuple[str, str]]:
+def _problems(texts: FileTexts) -> dict[int, tuple[str, str]]:
     """Return the problem of the file, and the hint, by primary result code."""
-    program = wording.program
-    damaged = (_DAMAGED, wording.if_damaged)
+    program = texts.program
+    damaged = (_DAMAGED, texts.if_damaged)
     not_writable = ("cannot be written", f"{program} needs write access to the file and its folder")
     access = f"{program} needs read and write access to the file and its folder"
     return {
-        sqlite3.SQLITE_BUSY: ("is in use by another process", wording.if_busy),
+        sqlite3.SQLITE_BUSY: ("is in use by another process", texts.if_busy),
         sqlite3.SQLITE_CANTOPEN: ("cannot be opened", access),
         sqlite3.SQLITE_CONSTRAINT: ("contradicts what was to be written", "please report this with the log"),
         sqlite3.SQLITE_CORRUPT: damaged,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpushared.domain.model.errors import TimedOut, Unavailable
-from gpushared.storage.sqlite.file import FileWording
+from gpushared.storage.sqlite.file import FileTexts
 
 T = TypeVar("T")
 
@@ -63,16 +63,10 @@ class Calls:
     """
 
     def __init__(
-        self,
-        name: str,
-        path: Path,
-        wording: FileWording,
-        *,
-        timeout_seconds: float,
-        open_seconds: float = 0.0,
+        self, name: str, path: Path, texts: FileTexts, *, timeout_seconds: float, open_seconds: float = 0.0
     ) -> None:
         self._path = path
-        self._wording = wording
+        self._texts = texts
         self._timeout_seconds = timeout_seconds
         self._open_seconds = open_seconds
         self._worker = Worker(name, limit=MAX_WAITING_CALLS)
@@ -97,14 +91,14 @@ class Calls:
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._closed:
-            raise self._wording.error(f"{self._wording.noun} is closed", hint="the daemon is stopping")
+            raise self._texts.error(f"{self._texts.noun} is closed", hint="the daemon is stopping")
         return await self._in_thread(work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
             future = self._worker.submit(work)
         except queue.Full:
-            raise self._too_slow(f"{MAX_WAITING_CALLS} calls wait for {self._wording.noun}") from None
+            raise self._too_slow(f"{MAX_WAITING_CALLS} calls wait for {self._texts.noun}") from None
         seconds = self._timeout_seconds if self._answered else max(self._open_seconds, self._timeout_seconds)
         try:
             async with asyncio.timeout(seconds):
@@ -113,9 +107,9 @@ class Calls:
                 return answer
         except TimeoutError:
             if future.cancel():
-                raise self._too_slow(f"{self._wording.noun} is busy with an earlier call") from None
+                raise self._too_slow(f"{self._texts.noun} is busy with an earlier call") from None
             raise TimedOut(
-                f"{self._wording.noun} did not answer in {seconds:g} s", hint=self._disk_hint
+                f"{self._texts.noun} did not answer in {seconds:g} s", hint=self._disk_hint
             ) from None
 
     @property
@@ -123,4 +117,4 @@ class Calls:
         return f"is the disk of {self._path} healthy? see `dmesg`"
 
     def _too_slow(self, message: str) -> Unavailable:
-        return self._wording.error(message, hint=self._disk_hint)
+        return self._texts.error(message, hint=self._disk_hint)
