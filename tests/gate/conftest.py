@@ -14,18 +14,18 @@ from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
 from tests.gate.copying import Copier, copier
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk, facts
+from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.people import people
 from tests.gate.serving import ROOT, Served, serving_gate
 
 
 @pytest.fixture
-def lease_service() -> FakeDesk:
-    return FakeDesk()
+def lease_service() -> FakeLeaseService:
+    return FakeLeaseService()
 
 
 @pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
-def each_engine(request: pytest.FixtureRequest, lease_service: FakeDesk) -> str:
+def each_engine(request: pytest.FixtureRequest, lease_service: FakeLeaseService) -> str:
     """The endpoint of an engine, of which the lease service says what the engine is."""
     if request.param == "newest":
         newest: CdiEngine = request.getfixturevalue("cdi_engine")
@@ -36,7 +36,7 @@ def each_engine(request: pytest.FixtureRequest, lease_service: FakeDesk) -> str:
 
 
 @pytest.fixture
-async def served(lease_service: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[Served]:
     async with serving_gate(Gate(docker_engine, lease_service), ROOT) as served:
         yield served
 
@@ -63,7 +63,7 @@ async def sleeper(docker: Docker, name: str) -> AsyncIterator[str]:
 
 @pytest.fixture(params=["oldest", pytest.param("newest", marks=pytest.mark.cdi)])
 async def alice(
-    request: pytest.FixtureRequest, lease_service: FakeDesk, busybox_image: str, tmp_path: Path
+    request: pytest.FixtureRequest, lease_service: FakeLeaseService, busybox_image: str, tmp_path: Path
 ) -> AsyncIterator[Copier]:
     """Somebody without rights, before each of the engines."""
     if request.param == "newest":

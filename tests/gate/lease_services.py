@@ -1,4 +1,4 @@
-"""A fake lease service: grants what is asked, keeps a diary of what the gate told it, fails where a test says so."""
+"""A fake lease service: grants what is asked, records the gate's calls, fails where a test says so."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def edits(*mounts: EditMount, **env: str) -> Edits:
 
 
 @dataclass
-class FakeDesk:
-    """Not the node: nothing is placed, journalled or enforced."""
+class FakeLeaseService:
+    """Grant without a node: nothing is placed, journalled or enforced."""
 
     facts: EngineFacts = field(default_factory=facts)
     edits: Edits = field(default_factory=edits)
     owners: dict[str, int] = field(default_factory=lambda: {"l-mine": 0})
-    diary: list[tuple[object, ...]] = field(default_factory=list)
+    calls: list[tuple[object, ...]] = field(default_factory=list)
     refuse: dict[str, GpushareError] = field(default_factory=dict)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
+    has_capacity: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    left_queue: asyncio.Event = field(default_factory=asyncio.Event)
     stays: dict[str, bool] = field(default_factory=dict)
     words: str | None = None
     gangs: set[str] = field(default_factory=set)
     """Leases and containers of jobs on several nodes."""
 
     def __post_init__(self) -> None:
-        self.room.set()
+        self.has_capacity.set()
 
     def engine_facts(self) -> EngineFacts:
         return self.facts
@@ -60,7 +60,7 @@ class FakeDesk:
         return 4
 
     async def claim(self, lease: LeaseId, caller: Caller) -> Claim:
-        self._note("claim", lease, caller.uid)
+        self._record("claim", lease, caller.uid)
         if self.owners.get(lease) != caller.uid:
             raise NotFound(f"there is no lease {lease}", hint="`gpushare ps` lists yours")
         return self._claim(lease)
@@ -72,21 +72,21 @@ class FakeDesk:
         return container in self.gangs
 
     async def unclaim(self, lease: LeaseId) -> None:
-        self._note("unclaim", lease)
+        self._record("unclaim", lease)
 
     async def acquire(self, gpu_request: RequestSpec, caller: Caller, name: str, image: str) -> Claim:
-        self._note("acquire", gpu_request, caller.uid)
+        self._record("acquire", gpu_request, caller.uid)
         self.waiting.set()
         try:
-            await self.room.wait()
+            await self.has_capacity.wait()
         except asyncio.CancelledError:
-            self._note("left the queue", gpu_request)
-            self.left.set()
+            self._record("left the queue", gpu_request)
+            self.left_queue.set()
             raise
         return self._claim(LeaseId("l-asked"))
 
     async def release(self, lease: LeaseId) -> None:
-        self._note("release", lease)
+        self._record("release", lease)
 
     async def created(
         self, lease: LeaseId, container: ContainerId, name: str, image: str, *, stays: bool
@@ -94,25 +94,25 @@ class FakeDesk:
         self.stays[lease] = stays
         if lease in self.gangs:
             self.gangs.add(container)
-        self._note("created", lease, name, image)
+        self._record("created", lease, name, image)
 
     async def before_start(self, container: ContainerId, caller: Caller) -> None:
-        self._note("before_start", caller.uid)
+        self._record("before_start", caller.uid)
 
     async def start_failed(self, container: ContainerId) -> None:
-        self._note("start_failed")
+        self._record("start_failed")
 
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
-        self._note("before_restart", caller.uid)
+        self._record("before_restart", caller.uid)
 
     async def after_restart(self, container: ContainerId) -> None:
-        self._note("after_restart")
+        self._record("after_restart")
 
     @asynccontextmanager
     async def ending(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
-        self._note("ending", asked)
+        self._record("ending", asked)
         yield
-        self._note("ended")
+        self._record("ended")
 
     def last_words(self, container: str) -> Callable[[], str] | None:
         del container
@@ -124,17 +124,17 @@ class FakeDesk:
     def _claim(self, lease: LeaseId) -> Claim:
         return Claim(lease, str(lease), self.edits, (Grant(GPU, 1 << 30, 250),))
 
-    def _note(self, what: str, *more: object) -> None:
-        self.diary.append((what, *more))
-        if what in self.refuse:
-            raise self.refuse[what]
+    def _record(self, call: str, *more: object) -> None:
+        self.calls.append((call, *more))
+        if call in self.refuse:
+            raise self.refuse[call]
 
     @property
-    def story(self) -> list[object]:
-        """What happened, without the particulars, and without ends, which a test's own tidying brings."""
-        return [entry[0] for entry in self.diary if entry not in self.ends]
+    def call_names(self) -> list[object]:
+        """Return the calls' names, without those around ends, which a test's own tidying brings."""
+        return [call[0] for call in self.calls if call not in self.end_calls]
 
     @property
-    def ends(self) -> list[tuple[object, ...]]:
-        """What was told around ends."""
-        return [entry for entry in self.diary if entry[0] in {"ending", "ended"}]
+    def end_calls(self) -> list[tuple[object, ...]]:
+        """Return the calls around ends."""
+        return [call for call in self.calls if call[0] in {"ending", "ended"}]

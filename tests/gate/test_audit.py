@@ -18,7 +18,7 @@ from gpushared.net.http_server import Limits, Routes
 from gpushared.net.limits import Shares, UserLimits
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving
 
 NO_ENGINE = "/nonexistent/docker.sock"
@@ -103,7 +103,7 @@ class Gates:
 
 async def gates(engine: str, *callers: Caller) -> AsyncIterator[Gates]:
     made = Gates()
-    gate = Gate(engine, FakeDesk(), audit=made.lines.append)
+    gate = Gate(engine, FakeLeaseService(), audit=made.lines.append)
     routes = Routes(json=answer_json, docker=gate.handle, refused=gate.refused)
     async with asyncio.TaskGroup(), serving(routes, ROOT) as root, serving(routes, ALICE) as alice:
         async with serving(routes, BOB, Limits(head_seconds=0.2, head_bytes=4096, body_seconds=0.2)) as bob:
@@ -378,7 +378,7 @@ async def test_what_a_line_holds_is_printable_and_bounded(away: Gates) -> None:
 async def test_a_request_beyond_what_one_user_may_have_at_once_leaves_a_line() -> None:
     """On either side of the door."""
     lines: list[AuditLine] = []
-    gate = Gate(NO_ENGINE, FakeDesk(), audit=lines.append)
+    gate = Gate(NO_ENGINE, FakeLeaseService(), audit=lines.append)
     shares = Shares(UserLimits(requests=0))
     routes = Routes(json=answer_json, docker=gate.handle, refused=gate.refused, shares=shares)
     async with serving(routes, ALICE) as served:

@@ -20,7 +20,7 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
 from tests.gate.docker import Docker
-from tests.gate.lease_services import GPU, FakeDesk, edits
+from tests.gate.lease_services import GPU, FakeLeaseService, edits
 from tests.gate.serving import ALICE, BOB, Served, ask, raw_client, request, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -57,7 +57,7 @@ class House:
 
 @pytest.fixture
 async def house(
-    lease_service: FakeDesk,
+    lease_service: FakeLeaseService,
     docker_engine: str,
     docker_environment: dict[str, str],
     busybox_image: str,
@@ -103,7 +103,9 @@ async def test_a_confined_container_has_no_gpu_by_its_image_and_a_bound_on_proce
     assert shown.out.split()[-1] == b"4096"
 
 
-async def test_a_lease_of_ones_own_works_as_for_everybody(house: House, lease_service: FakeDesk) -> None:
+async def test_a_lease_of_ones_own_works_as_for_everybody(
+    house: House, lease_service: FakeLeaseService
+) -> None:
     lease_service.owners["l-alices"] = ALICE.uid
     mine = await house.alice.run("--label", "gpushare.lease=l-alices", house.image, "env")
     bobs = await house.bob.run("--label", "gpushare.lease=l-alices", house.image, "env")
@@ -156,11 +158,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 async def test_what_could_lead_to_root_is_refused_with_125(
-    house: House, lease_service: FakeDesk, words: tuple[str, ...]
+    house: House, lease_service: FakeLeaseService, words: tuple[str, ...]
 ) -> None:
     done = await house.alice("run", "--rm", *words, house.image, "true")
     assert done.code == 125, done.err
-    assert lease_service.diary == []
+    assert lease_service.calls == []
 
 
 ALLOWED = [
@@ -308,13 +310,15 @@ async def test_a_directory_of_ones_own_is_mounted(house: House, home: Path) -> N
     assert (home / "own" / "new").stat().st_uid == ALICE.uid
 
 
-async def test_a_lease_ends_with_the_refusal_of_its_container(house: House, lease_service: FakeDesk) -> None:
+async def test_a_lease_ends_with_the_refusal_of_its_container(
+    house: House, lease_service: FakeLeaseService
+) -> None:
     lease_service.owners["l-alices"] = ALICE.uid
     lease = ("--label", "gpushare.lease=l-alices")
     theirs = await house.bob.run(*lease, "--privileged", house.image, "true")
-    assert (theirs.code, lease_service.story) == (125, ["claim"])
+    assert (theirs.code, lease_service.call_names) == (125, ["claim"])
     mine = await house.alice.run(*lease, "--privileged", house.image, "true")
-    assert (mine.code, lease_service.story) == (125, ["claim", "claim", "release"])
+    assert (mine.code, lease_service.call_names) == (125, ["claim", "claim", "release"])
 
 
 async def test_a_path_that_became_a_link_after_the_create_is_not_mounted(
@@ -374,7 +378,7 @@ async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_h
 
 
 async def test_files_are_copied_beside_what_a_container_mounts(
-    house: House, lease_service: FakeDesk, home: Path, alices: str
+    house: House, lease_service: FakeLeaseService, home: Path, alices: str
 ) -> None:
     lease_service.edits = edits(EditMount("/tmp", "/run/lease"))
     mounted, leased = f"{alices}-mounted", f"{alices}-leased"
@@ -441,7 +445,7 @@ SITES = [
 
 @pytest.mark.parametrize(("of", "allowed", "gangs", "refusal"), SITES, ids=[site[0] for site in SITES])
 async def test_the_machine_s_network_is_for(
-    house: House, lease_service: FakeDesk, of: str, allowed: bool, gangs: set[str], refusal: bytes
+    house: House, lease_service: FakeLeaseService, of: str, allowed: bool, gangs: set[str], refusal: bytes
 ) -> None:
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=allowed)
     lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, gangs
@@ -452,7 +456,7 @@ async def test_the_machine_s_network_is_for(
 
 
 async def test_a_gang_s_container_has_the_machine_s_network_only_as_long_as_it_is_one(
-    house: House, lease_service: FakeDesk, name: str, docker: Docker
+    house: House, lease_service: FakeLeaseService, name: str, docker: Docker
 ) -> None:
     """Afterwards it cannot be started."""
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
@@ -466,7 +470,9 @@ async def test_a_gang_s_container_has_the_machine_s_network_only_as_long_as_it_i
     assert b"jobs on several nodes only" in again.err
 
 
-async def test_the_machine_s_network_is_nobody_s_second_one(house: House, lease_service: FakeDesk) -> None:
+async def test_the_machine_s_network_is_nobody_s_second_one(
+    house: House, lease_service: FakeLeaseService
+) -> None:
     house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
     lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, {"l-alices"}
     body = {
@@ -533,7 +539,7 @@ volumes:
 """
 
 
-async def test_compose_works_for_everybody(house: House, lease_service: FakeDesk, home: Path) -> None:
+async def test_compose_works_for_everybody(house: House, lease_service: FakeLeaseService, home: Path) -> None:
     (home / "compose.yaml").write_text(COMPOSE_FILE.format(image=house.image, home=home))
     compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(home / "compose.yaml"))
     try:
@@ -543,7 +549,7 @@ async def test_compose_works_for_everybody(house: House, lease_service: FakeDesk
     assert (up.code, down.code) == (0, 0), up.err + down.err
     assert b"1000" in up.out
     assert b"kept" in up.out
-    assert lease_service.story == ["acquire", "created", "before_start"]
+    assert lease_service.call_names == ["acquire", "created", "before_start"]
 
 
 # --- what only the wire can say ------------------------------------------------------------------------

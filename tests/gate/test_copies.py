@@ -26,7 +26,7 @@ from gpushared.ports import CgroupDriver
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 from tests.gate.copying import Copier, copier, fields_of, helper_of, listed, order_to_write, tar_of
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import people
 from tests.gate.serving import ask, raw_client, request
 
@@ -338,7 +338,7 @@ async def test_a_helper_that_its_user_interrupts_opens_no_file_by_name(alice: Co
 
 
 async def test_who_is_root_inside_copies_as_root_without_a_right(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     """Files of others in the container stay theirs."""
     gate = Gate(docker_engine, lease_service, SitePolicy(root_inside=True))
@@ -399,7 +399,7 @@ async def test_a_container_that_is_paused_is_copied_from(alice: Copier) -> None:
 
 
 async def test_where_the_engine_maps_numbers_nothing_is_copied_while_the_container_runs(
-    alice: Copier, lease_service: FakeDesk
+    alice: Copier, lease_service: FakeLeaseService
 ) -> None:
     """The helper would be somebody else; the engine and its export go on, and know the numbers inside."""
     lease_service.facts = replace(lease_service.facts, maps_users=True)
@@ -514,7 +514,7 @@ async def test_a_container_that_has_just_ended_is_not_taken_for_another(alice: C
 
 
 async def test_what_a_copy_takes_is_the_users(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     """It is in the cgroup with the limits of all that the user runs."""
     walls = UserCgroups(f"copies-{os.getpid()}")

@@ -18,7 +18,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import kernel
 from gpushared.net.http_client import EngineSocket
 from tests.gate.copying import Copier, copier, fields_of, helper_of, order_to_write, tar_of
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import people
 from tests.gate.serving import RawClient, raw_client, request
 
@@ -319,7 +319,7 @@ async def test_a_container_that_is_removed_meanwhile_leaves_nothing(alice: Copie
 
 
 async def test_who_is_root_inside_writes_as_root_without_a_right(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     gate = Gate(docker_engine, lease_service, SitePolicy(root_inside=True))
     async with people(gate, busybox_image) as both, copier(both) as alice:

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import Served, raw_client, request
 from tests.gate.terminal import terminal
 
@@ -48,7 +48,7 @@ async def test_output_and_errors_stay_apart(docker: Docker) -> None:
 
 
 async def test_who_watches_a_container_reads_at_its_end_why_its_lease_was_ended(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     """After all that the program itself wrote, on standard error, and with its exit code."""
     lease_service.words = "gpushare: l-1 over_limit: used 40 GiB"
@@ -61,7 +61,7 @@ async def test_who_watches_a_container_reads_at_its_end_why_its_lease_was_ended(
     ("words", "options"), [("", ()), ("why", ("-a", "stdout"))], ids=["nothing to say", "only output is read"]
 )
 async def test_otherwise_nothing_is_added(
-    docker: Docker, lease_service: FakeDesk, words: str, options: tuple[str, ...]
+    docker: Docker, lease_service: FakeLeaseService, words: str, options: tuple[str, ...]
 ) -> None:
     lease_service.words = words
     done = await docker.run(*options, docker.image, "echo", "out")
@@ -69,7 +69,7 @@ async def test_otherwise_nothing_is_added(
 
 
 async def test_on_a_terminal_the_reason_stands_on_lines_of_its_own(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     lease_service.words = "gpushare: l-1 expired\n  hint: more"
     words = ("run", "--rm", "-it", "--network", "none", docker.image, "printf", "out")

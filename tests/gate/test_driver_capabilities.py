@@ -17,7 +17,7 @@ from gpushared.gate.policy.admission import judge_create
 from gpushared.gate.policy.field_rules import Context
 from gpushared.gate.policy.site_presets import policy_of
 from gpushared.net.identity import Account
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import people
 from tests.gate.serving import ALICE
 
@@ -100,14 +100,14 @@ def test_what_a_device_request_names_wins_as_it_does_in_the_engine(
 async def test_a_confined_user_s_refusal_ends_the_lease_that_was_made_for_the_container(
     docker_engine: str, busybox_image: str
 ) -> None:
-    lease_service = FakeDesk()
+    lease_service = FakeLeaseService()
     gate = Gate(docker_engine, lease_service, policy_of(GateConfig(driver_capabilities=VIDEO_ONLY)))
     async with people(gate, busybox_image) as everybody:
         alice = everybody.alice
         lease_service.owners["l-alices"] = alice.caller.uid
         body = {"Image": busybox_image, "Labels": {"gpushare.lease": "l-alices"}}
         reply = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{CAPABILITIES}=graphics"]})
-        assert (reply.status, lease_service.story) == (403, ["claim", "release"])
+        assert (reply.status, lease_service.call_names) == (403, ["claim", "release"])
         assert "the capability graphics of NVIDIA's driver is not given here" in reply.message
         made = await alice.ask("POST", "/containers/create", {**body, "Env": [f"{CAPABILITIES}=all"]})
         assert made.status == 201, made

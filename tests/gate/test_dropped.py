@@ -21,7 +21,7 @@ from gpushared.ports import DeviceMechanism, EngineFacts
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.bench import Bench
 from tests.gate.fuzz.recording import EXEC
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, request
 
 NAMES = {"containers": "mine", "exec": EXEC, "networks": "net", "volumes": "vol"}
@@ -291,4 +291,4 @@ def test_what_was_dropped_is_named_in_the_log_without_values(
 
 
 def test_a_new_lease_service_is_of_an_engine_that_the_tables_know() -> None:
-    assert FakeDesk().facts.api_version == OLD
+    assert FakeLeaseService().facts.api_version == OLD

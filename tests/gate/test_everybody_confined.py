@@ -10,14 +10,16 @@ import pytest
 
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import People, people
 
 pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-async def site(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+async def site(
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
+) -> AsyncIterator[People]:
     gate = Gate(docker_engine, lease_service, SitePolicy(everybody_confined=True))
     async with people(gate, busybox_image) as both:
         yield both
@@ -80,7 +82,7 @@ async def test_root_still_sees_and_manages_what_is_everybodys(site: People, name
 
 
 async def test_elsewhere_root_is_not_judged(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     async with people(Gate(docker_engine, lease_service), busybox_image) as both:
         body = {"Name": name, "Driver": "bridge", "Options": {"com.docker.network.bridge.enable_icc": "true"}}

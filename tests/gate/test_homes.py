@@ -32,7 +32,7 @@ from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.identity import Account, NeededPath
 from tests.bed import parts
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
 HOME = "/home/alice"
@@ -261,7 +261,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 async def rig(
-    each_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], shared: Path
+    each_engine: str, lease_service: FakeLeaseService, docker_environment: dict[str, str], shared: Path
 ) -> AsyncIterator[Rig]:
     socket = each_engine
     for name, passwd in IMAGES.items():
@@ -399,7 +399,7 @@ async def test_the_label_of_a_look_costs_nobody_a_container(rig: Rig) -> None:
 
 @pytest.mark.docker
 async def test_a_site_can_switch_it_off(
-    rig: Rig, docker_environment: dict[str, str], lease_service: FakeDesk
+    rig: Rig, docker_environment: dict[str, str], lease_service: FakeLeaseService
 ) -> None:
     socket = rig.engine.environment["DOCKER_HOST"]
     gate = Gate(socket, lease_service, SitePolicy(home_and_name=False), passwd=rig.files)

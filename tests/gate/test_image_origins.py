@@ -13,7 +13,7 @@ from gpushared.gate.policy.field_rules import pulled_from
 from gpushared.ports import EngineFacts
 from tests.bed import parts
 from tests.bed.engine import UnifiedEngine
-from tests.gate.lease_services import FakeDesk, facts
+from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.people import people
 
 ID, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
@@ -80,7 +80,7 @@ def store(docker_cli: object) -> Iterator[ContainerdStore]:
 @pytest.mark.docker
 @pytest.mark.cdi
 async def test_an_image_that_was_made_here_keeps_its_name_where_containerd_keeps_images(
-    store: ContainerdStore, lease_service: FakeDesk
+    store: ContainerdStore, lease_service: FakeLeaseService
 ) -> None:
     """There every tag has a digest, as if it had been pulled."""
     shown = json.loads(store.check("image", "inspect", parts.BUSYBOX_IMAGE))[0]

@@ -15,7 +15,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.handlers.call import MOST_INTERIM_ANSWERS, reads_on
 from gpushared.net.http_server import Exchange, Limits, Routes
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk, facts
+from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.serving import (
     ROOT,
     RawClient,
@@ -34,7 +34,7 @@ CREATED, NOTHING, CONTINUE, BAD, GONE = 201, 204, 100, 400, 503
 
 
 @pytest.fixture
-async def served(lease_service: FakeDesk, docker_engine: str) -> AsyncIterator[Served]:
+async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[Served]:
     async with serving_gate(Gate(docker_engine, lease_service), ROOT, SHORT) as served:
         yield served
 
@@ -71,30 +71,35 @@ async def statuses(client: RawClient) -> list[int]:
     ],
 )
 async def test_who_waits_hears_so_but_no_program_in_go_and_no_proxy_of_old(
-    served: Served, lease_service: FakeDesk, busybox_image: str, headers: list[str], version: str, hears: bool
+    served: Served,
+    lease_service: FakeLeaseService,
+    busybox_image: str,
+    headers: list[str],
+    version: str,
+    hears: bool,
 ) -> None:
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, *headers, version=version))
         await lease_service.waiting.wait()
         await asyncio.sleep(8 * SHORT.interim_seconds)
-        lease_service.room.set()
+        lease_service.has_capacity.set()
         told = await statuses(client)
     assert told[-1] == CREATED
     assert (CONTINUE in told) is hears
 
 
 async def test_a_start_and_a_restart_that_wait_say_so_too(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str, name: str
 ) -> None:
-    class SlowDesk(FakeDesk):
+    class SlowLeaseService(FakeLeaseService):
         async def before_start(self, container: ContainerId, caller: Caller) -> None:
             await asyncio.sleep(4 * SHORT.interim_seconds)
 
         async def before_restart(self, container: ContainerId, caller: Caller) -> None:
             await self.before_start(container, caller)
 
-    lease_service = SlowDesk(facts=facts())
+    lease_service = SlowLeaseService(facts=facts())
     async with (
         serving_gate(Gate(docker_engine, lease_service), ROOT, SHORT) as served,
         raw_client(served) as client,
@@ -112,10 +117,10 @@ async def test_a_start_and_a_restart_that_wait_say_so_too(
 
 
 async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     often = Limits(interim_seconds=0.001)
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     async with (
         serving_gate(Gate(docker_engine, lease_service), ROOT, often) as served,
         raw_client(served) as client,
@@ -126,43 +131,43 @@ async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
             for _ in range(MOST_INTERIM_ANSWERS):
                 assert (await client.head())[0] == CONTINUE
             await asyncio.sleep(0.1)
-            lease_service.room.set()
+            lease_service.has_capacity.set()
             assert (await client.head())[0] == CREATED
 
 
 async def test_who_goes_away_while_told_to_wait_leaves_the_queue(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, SDK))
         assert (await client.head())[0] == CONTINUE
     async with asyncio.timeout(30):
-        await lease_service.left.wait()
-    assert lease_service.story == ["acquire", "left the queue"]
+        await lease_service.left_queue.wait()
+    assert lease_service.call_names == ["acquire", "left the queue"]
 
 
 async def test_a_request_leaves_the_queue_when_the_way_to_its_client_is_broken_for_too_long(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     """What is told of it is read by a client whose way is whole again."""
     away = False
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     gate = Gate(docker_engine, lease_service)
     async with serving_gate(gate, ROOT, SHORT, lambda: away) as served, raw_client(served) as client:
         async with asyncio.timeout(30):
             await client.send(create(busybox_image, GO))
             await lease_service.waiting.wait()
             await asyncio.sleep(8 * SHORT.interim_seconds)
-            assert not lease_service.left.is_set()
+            assert not lease_service.left_queue.is_set()
             away = True
             reply = await client.reply()
-            assert (reply.status, lease_service.story) == (GONE, ["acquire", "left the queue"])
+            assert (reply.status, lease_service.call_names) == (GONE, ["acquire", "left the queue"])
             assert "was broken for too long" in reply.message
 
 
 async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can_be_seen(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
 ) -> None:
     gate = Gate(docker_engine, lease_service)
     often = Limits(interim_seconds=0.001)
@@ -173,29 +178,29 @@ async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can
 
 
 async def test_what_floods_behind_a_request_that_waits_hides_no_client_that_is_gone(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     """Its end would stand behind what nobody reads."""
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create(busybox_image, GO))
         await lease_service.waiting.wait()
         client.writer.write(bytes(8 << 20))
         reply = await client.reply()
-        assert (reply.status, lease_service.story) == (BAD, ["acquire", "left the queue"])
+        assert (reply.status, lease_service.call_names) == (BAD, ["acquire", "left the queue"])
         assert "too much was sent behind a request" in reply.message
 
 
 async def test_what_is_refused_after_a_wait_is_refused_in_the_usual_words(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
         await client.send(create("no-such-image", SDK))
         assert (await client.reply()).status == 404
         await client.send(create(busybox_image, SDK))
         assert (await client.head())[0] == CONTINUE
-        lease_service.room.set()
+        lease_service.has_capacity.set()
         assert (await statuses(client))[-1] == CREATED
 
 
@@ -217,9 +222,9 @@ async def test_the_docker_cli_and_compose_are_known_for_what_they_are(
 
 
 async def test_the_docker_sdk_waits_longer_than_its_timeout(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
 
     def create_and_remove() -> None:
         client = sdk.DockerClient(served.url, timeout=1)
@@ -229,5 +234,5 @@ async def test_the_docker_sdk_waits_longer_than_its_timeout(
     creating = asyncio.create_task(asyncio.to_thread(create_and_remove))
     await lease_service.waiting.wait()
     await asyncio.sleep(3)
-    lease_service.room.set()
+    lease_service.has_capacity.set()
     await creating

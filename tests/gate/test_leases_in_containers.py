@@ -22,7 +22,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
 from tests.bed.fixtures import CdiEngine
 from tests.gate.docker import Docker
-from tests.gate.lease_services import GPU, FakeDesk, edits, facts
+from tests.gate.lease_services import GPU, FakeLeaseService, edits, facts
 from tests.gate.serving import ROOT, Served, raw_client, request, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -35,7 +35,7 @@ def variables(out: bytes) -> dict[str, str]:
 
 
 async def test_a_claimed_lease_sets_its_variables_in_place_of_the_users(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     user = ("-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "CUDA_MPS_PIPE_DIRECTORY=/x", "-e", "MINE=1")
     done = await docker.run(*LEASE, *user, docker.image, "env")
@@ -48,7 +48,7 @@ async def test_a_claimed_lease_sets_its_variables_in_place_of_the_users(
     )
     assert "CUDA_MPS_PIPE_DIRECTORY" not in env
     assert done.out.count(b"NVIDIA_VISIBLE_DEVICES=") == 1
-    assert lease_service.story == ["claim", "created", "before_start"]
+    assert lease_service.call_names == ["claim", "created", "before_start"]
 
 
 async def test_a_users_own_framework_hint_wins_over_the_leases(docker: Docker) -> None:
@@ -59,7 +59,7 @@ async def test_a_users_own_framework_hint_wins_over_the_leases(docker: Docker) -
 
 
 async def test_mounts_of_the_lease_are_there_and_read_only(
-    docker: Docker, lease_service: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeLeaseService, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
     lease_service.edits = edits(EditMount(str(tmp_path), "/run/lease"))
@@ -69,7 +69,7 @@ async def test_mounts_of_the_lease_are_there_and_read_only(
 
 
 async def test_a_mount_over_the_leases_does_not_hide_it(
-    docker: Docker, lease_service: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeLeaseService, tmp_path: Path
 ) -> None:
     (tmp_path / "control").write_text("here")
     lease_service.edits = edits(EditMount(str(tmp_path), "/run/lease"))
@@ -87,7 +87,7 @@ async def test_the_container_carries_the_device_name_and_the_owner(docker: Docke
 
 
 async def test_a_container_without_a_wish_belongs_to_no_lease_whatever_its_image_says(
-    docker: Docker, lease_service: FakeDesk, name: str
+    docker: Docker, lease_service: FakeLeaseService, name: str
 ) -> None:
     image = f"gate-test/{name}"
     await docker("create", "--name", name, docker.image)
@@ -97,11 +97,11 @@ async def test_a_container_without_a_wish_belongs_to_no_lease_whatever_its_image
     device = await docker("inspect", "-f", '{{index .Config.Labels "gpushare.device"}}', name)
     await docker("rm", name)
     await docker("rmi", image)
-    assert (run.code, device.out.strip(), lease_service.diary) == (0, b"", []), run.err
+    assert (run.code, device.out.strip(), lease_service.calls) == (0, b"", []), run.err
 
 
 async def test_a_lease_that_is_not_the_callers_does_not_exist(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     done = await docker.run("--label", "gpushare.lease=l-other", docker.image, "true")
     assert done.code == 125
@@ -109,27 +109,29 @@ async def test_a_lease_that_is_not_the_callers_does_not_exist(
 
 
 async def test_a_create_that_the_engine_refuses_ends_the_lease(
-    docker: Docker, lease_service: FakeDesk, sleeper: str
+    docker: Docker, lease_service: FakeLeaseService, sleeper: str
 ) -> None:
     """A second try with ``gpushare run`` has a lease of its own; the first one must not stand in its way."""
-    lease_service.diary.clear()
+    lease_service.calls.clear()
     taken = await docker("create", "--name", sleeper, *LEASE, docker.image)
     assert b"is already in use" in taken.err
-    assert lease_service.story == ["claim", "release"]
+    assert lease_service.call_names == ["claim", "release"]
 
 
-async def test_a_mount_that_hides_the_leases_ends_the_lease(docker: Docker, lease_service: FakeDesk) -> None:
+async def test_a_mount_that_hides_the_leases_ends_the_lease(
+    docker: Docker, lease_service: FakeLeaseService
+) -> None:
     done = await docker("create", *LEASE, "-v", "/run/gpushare/mps", docker.image)
     assert b"would hide the lease's" in done.err
-    assert lease_service.story == ["claim", "release"]
+    assert lease_service.call_names == ["claim", "release"]
 
 
 async def test_a_create_without_its_image_gives_the_claim_back_to_come_again(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     missing = await docker("create", "--pull", "never", *LEASE, "no-such-image")
     assert b"No such image" in missing.err
-    assert lease_service.story == ["claim", "unclaim"]
+    assert lease_service.call_names == ["claim", "unclaim"]
 
 
 IMAGES = [
@@ -149,13 +151,15 @@ async def test_a_missing_image_is_told_in_the_engines_words(
     assert missing.err.decode().strip().endswith(f": No such image: {named}")
 
 
-async def test_a_start_that_the_engine_refuses_is_told(docker: Docker, lease_service: FakeDesk) -> None:
+async def test_a_start_that_the_engine_refuses_is_told(
+    docker: Docker, lease_service: FakeLeaseService
+) -> None:
     assert (await docker.run(*LEASE, docker.image, "no-such-program")).code == 127
-    assert lease_service.story == ["claim", "created", "before_start", "start_failed"]
+    assert lease_service.call_names == ["claim", "created", "before_start", "start_failed"]
 
 
 async def test_a_container_without_a_record_does_not_stay(
-    docker: Docker, lease_service: FakeDesk, name: str
+    docker: Docker, lease_service: FakeLeaseService, name: str
 ) -> None:
     lease_service.refuse["created"] = JournalUnavailable(
         "the journal cannot be written", hint="is the disk full?"
@@ -178,13 +182,13 @@ async def test_a_container_without_a_record_does_not_stay(
     ],
 )
 async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
-    docker: Docker, lease_service: FakeDesk, words: tuple[str, ...], gpu_request: RequestSpec
+    docker: Docker, lease_service: FakeLeaseService, words: tuple[str, ...], gpu_request: RequestSpec
 ) -> None:
     done = await docker.run(*words, docker.image, "env")
     assert done.code == 0, done.err
     assert variables(done.out)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert lease_service.diary[0] == ("acquire", gpu_request, 0)
-    assert lease_service.story == ["acquire", "created", "before_start"]
+    assert lease_service.calls[0] == ("acquire", gpu_request, 0)
+    assert lease_service.call_names == ["acquire", "created", "before_start"]
 
 
 @pytest.mark.parametrize(
@@ -201,58 +205,62 @@ async def test_a_wish_for_gpus_gets_a_lease_of_its_own(
     ],
 )
 async def test_ways_to_gpus_without_a_size_are_refused_with_a_hint(
-    docker: Docker, lease_service: FakeDesk, words: tuple[str, ...]
+    docker: Docker, lease_service: FakeLeaseService, words: tuple[str, ...]
 ) -> None:
     done = await docker.run(*words, docker.image, "true")
     assert done.code == 125
     assert b"(" in done.err
-    assert lease_service.diary == []
+    assert lease_service.calls == []
 
 
 async def test_no_lease_is_asked_for_while_the_image_is_missing(
-    docker: Docker, lease_service: FakeDesk
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
     done = await docker("create", "--pull", "never", "--gpus", "1", "no-such-image")
     assert b"No such image" in done.err
-    assert lease_service.diary == []
+    assert lease_service.calls == []
 
 
 async def test_a_lease_that_nobody_knows_of_is_released_when_the_create_fails(
-    docker: Docker, lease_service: FakeDesk, sleeper: str
+    docker: Docker, lease_service: FakeLeaseService, sleeper: str
 ) -> None:
-    lease_service.diary.clear()
+    lease_service.calls.clear()
     await docker("create", "--name", sleeper, "--gpus", "1", docker.image)
-    assert lease_service.story == ["acquire", "release"]
+    assert lease_service.call_names == ["acquire", "release"]
 
 
 async def test_a_client_that_gives_up_waiting_leaves_the_queue(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     body = json.dumps({"Image": busybox_image, "Labels": {"gpushare.gpu": "1"}}).encode()
     async with raw_client(served) as client:
         await client.send(request("POST", "/containers/create", body))
         await lease_service.waiting.wait()
     async with asyncio.timeout(30):
-        await lease_service.left.wait()
-    assert lease_service.story == ["acquire", "left the queue"]
+        await lease_service.left_queue.wait()
+    assert lease_service.call_names == ["acquire", "left the queue"]
 
 
-async def test_an_ordinary_container_is_left_as_it_is(docker: Docker, lease_service: FakeDesk) -> None:
+async def test_an_ordinary_container_is_left_as_it_is(
+    docker: Docker, lease_service: FakeLeaseService
+) -> None:
     done = await docker.run("-e", "NVIDIA_VISIBLE_DEVICES=void", docker.image, "env")
     assert set(variables(done.out)) == {"PATH", "HOME", "HOSTNAME", "NVIDIA_VISIBLE_DEVICES"}
-    assert lease_service.diary == []
+    assert lease_service.calls == []
 
 
-async def test_restart_keeps_the_node_informed(docker: Docker, lease_service: FakeDesk, name: str) -> None:
+async def test_restart_keeps_the_node_informed(
+    docker: Docker, lease_service: FakeLeaseService, name: str
+) -> None:
     await docker(
         "run", "-d", "--init", "--network", "none", "--name", name, *LEASE, docker.image, "sleep", "600"
     )
-    lease_service.diary.clear()
+    lease_service.calls.clear()
     assert (await docker("restart", "-t", "1", name)).code == 0
     await docker("rm", "-f", name)
-    assert lease_service.story == ["before_restart", "after_restart"]
-    assert lease_service.diary[1:3] == [("ending", AskedEnd("", 1)), ("ended",)]
+    assert lease_service.call_names == ["before_restart", "after_restart"]
+    assert lease_service.calls[1:3] == [("ending", AskedEnd("", 1)), ("ended",)]
 
 
 @pytest.mark.parametrize(
@@ -267,24 +275,24 @@ async def test_restart_keeps_the_node_informed(docker: Docker, lease_service: Fa
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 async def test_the_node_is_told_around_each_end_how_it_was_asked_for(
-    docker: Docker, lease_service: FakeDesk, name: str, words: tuple[str, ...], asked: AskedEnd
+    docker: Docker, lease_service: FakeLeaseService, name: str, words: tuple[str, ...], asked: AskedEnd
 ) -> None:
     options = ("-d", "--init", "--network", "none", "--name", name)
     await docker("run", *options, *LEASE, docker.image, "sleep", "600")
-    lease_service.diary.clear()
+    lease_service.calls.clear()
     assert (await docker(*words, name)).code == 0
-    told = lease_service.ends
+    told = lease_service.end_calls
     await docker("rm", "-f", name)
     assert told == [("ending", asked), ("ended",)]
 
 
 async def test_a_removal_without_force_ends_nothing_and_needs_no_word(
-    docker: Docker, lease_service: FakeDesk, name: str
+    docker: Docker, lease_service: FakeLeaseService, name: str
 ) -> None:
     await docker("create", "--network", "none", "--name", name, *LEASE, docker.image, "true")
-    lease_service.diary.clear()
+    lease_service.calls.clear()
     assert (await docker("rm", name)).code == 0
-    assert lease_service.diary == []
+    assert lease_service.calls == []
 
 
 async def test_devices_cannot_be_changed_by_an_update(served: Served, sleeper: str) -> None:
@@ -306,7 +314,7 @@ async def test_an_exec_has_the_leases_variables_whatever_its_own_are(docker: Doc
 
 
 async def test_the_python_sdk_gets_a_lease_for_a_device_request(
-    served: Served, lease_service: FakeDesk, busybox_image: str
+    served: Served, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     def run() -> bytes:
         client = docker_sdk.DockerClient(served.url)
@@ -321,7 +329,7 @@ async def test_the_python_sdk_gets_a_lease_for_a_device_request(
 
     output = await asyncio.to_thread(run)
     assert variables(output)["NVIDIA_VISIBLE_DEVICES"] == GPU
-    assert lease_service.diary[0] == ("acquire", RequestSpec(gpu="2"), 0)
+    assert lease_service.calls[0] == ("acquire", RequestSpec(gpu="2"), 0)
 
 
 COMPOSE_FILE = """
@@ -345,7 +353,7 @@ volumes:
 
 
 async def test_compose_brings_up_services_with_a_network_a_volume_and_a_lease(
-    docker: Docker, lease_service: FakeDesk, tmp_path: Path
+    docker: Docker, lease_service: FakeLeaseService, tmp_path: Path
 ) -> None:
     (tmp_path / "compose.yaml").write_text(COMPOSE_FILE.format(image=docker.image))
     compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(tmp_path / "compose.yaml"))
@@ -355,11 +363,11 @@ async def test_compose_brings_up_services_with_a_network_a_volume_and_a_lease(
         await docker(*compose, "down", "-v", "-t", "0")
     assert up.code == 0, up.err
     assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in up.out
-    assert lease_service.story == ["acquire", "created", "before_start"]
+    assert lease_service.call_names == ["acquire", "created", "before_start"]
 
 
 @dataclass
-class LateDesk(FakeDesk):
+class CdiLeaseService(FakeLeaseService):
     """Writes a device's spec when its container is started, as the node does on an engine with CDI."""
 
     specs: LeaseSpecs | None = None
@@ -373,10 +381,10 @@ class LateDesk(FakeDesk):
 
 
 @pytest.fixture
-async def late(
+async def cdi_lease(
     cdi_engine: CdiEngine, docker_environment: dict[str, str], busybox_image: str
-) -> AsyncIterator[tuple[Docker, LateDesk]]:
-    lease_service = LateDesk(facts=facts(lease_devices=True), specs=LeaseSpecs(cdi_engine.spec_dir))
+) -> AsyncIterator[tuple[Docker, CdiLeaseService]]:
+    lease_service = CdiLeaseService(facts=facts(lease_devices=True), specs=LeaseSpecs(cdi_engine.spec_dir))
     async with serving_gate(Gate(cdi_engine.socket, lease_service), ROOT) as served:
         yield Docker(served.url, docker_environment, busybox_image), lease_service
     assert lease_service.specs is not None
@@ -386,9 +394,9 @@ async def late(
 
 @pytest.mark.cdi
 async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the_next(
-    late: tuple[Docker, LateDesk], name: str
+    cdi_lease: tuple[Docker, CdiLeaseService], name: str
 ) -> None:
-    docker, lease_service = late
+    docker, lease_service = cdi_lease
     words = (
         "--name",
         name,
@@ -401,7 +409,7 @@ async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the
     )
     created = await docker("create", *words, docker.image, "env")
     assert created.code == 0, created.err
-    assert lease_service.diary == []
+    assert lease_service.calls == []
     labels = json.loads((await docker("inspect", "-f", "{{json .Config.Labels}}", name)).out)
     assert labels["gpushare.gpu"] == "1"
     lease_service.device_names = (labels["gpushare.device"],)
@@ -412,14 +420,14 @@ async def test_on_an_engine_with_cdi_the_lease_comes_at_start_and_another_at_the
         seen.append(variables(done.out)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
     await docker("rm", "-f", name)
     assert seen == ["25", "50"]
-    assert lease_service.story == ["before_start", "before_start"]
+    assert lease_service.call_names == ["before_start", "before_start"]
 
 
 @pytest.mark.cdi
 async def test_an_exec_sees_the_variables_that_cdi_gives_to_the_first_process_only(
-    late: tuple[Docker, LateDesk], name: str
+    cdi_lease: tuple[Docker, CdiLeaseService], name: str
 ) -> None:
-    docker, lease_service = late
+    docker, lease_service = cdi_lease
     lease_service.device_names = ("l-mine",)
     words = ("--name", name, "--network", "none", "--init")
     started = await docker("run", "-d", *words, *LEASE, docker.image, "sleep", "600")

@@ -20,7 +20,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.pinning import mounted
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
@@ -72,7 +72,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(
-    each_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], tmp_path: Path
+    each_engine: str, lease_service: FakeLeaseService, docker_environment: dict[str, str], tmp_path: Path
 ) -> AsyncIterator[Rig]:
     socket = each_engine
     file = tmp_path / "image.tar"

@@ -21,7 +21,7 @@ from gpushared.domain.model.errors import EngineUnavailable
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.site_presets import policy_of
 from gpushared.net.http_client import EngineSocket
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import (
     ALICE,
     ROOT,
@@ -82,7 +82,7 @@ async def engine() -> AsyncIterator[Recorder]:
 
 @pytest.fixture
 async def served(engine: Recorder) -> AsyncIterator[Served]:
-    async with serving_gate(Gate(engine.path, FakeDesk()), ROOT) as served:
+    async with serving_gate(Gate(engine.path, FakeLeaseService()), ROOT) as served:
         yield served
 
 
@@ -245,7 +245,7 @@ async def test_a_hijacked_stream_goes_both_ways_and_its_half_close_is_passed_on(
 
 
 async def test_an_engine_that_is_away_is_named(tmp_path: Path) -> None:
-    async with serving_gate(Gate(f"{tmp_path}/none", FakeDesk()), ROOT) as served:
+    async with serving_gate(Gate(f"{tmp_path}/none", FakeLeaseService()), ROOT) as served:
         reply = await ask(served, request("GET", "/version"))
     assert reply.status == 503
     assert f"the Docker engine does not answer on {tmp_path}/none" in reply.message
@@ -357,7 +357,7 @@ async def test_the_engine_asks_a_registry_for_confined_callers_where_the_site_le
         (replace(strict, registry_queries=True), ALICE, 201),
     ):
         asked = len(engine.got)
-        async with serving_gate(Gate(engine.path, FakeDesk(), policy_of(config)), caller) as served:
+        async with serving_gate(Gate(engine.path, FakeLeaseService(), policy_of(config)), caller) as served:
             reply = await ask(served, request("GET", target))
         assert (reply.status, len(engine.got) - asked) == (status, status == 201)
         if status == 403:
@@ -373,6 +373,6 @@ async def test_a_password_for_a_registry_goes_with_what_asks_a_registry(
 ) -> None:
     """And nothing goes with it that the engine could understand some day."""
     words = ("X-Registry-Auth: secret", "X-Registry-Config: secret", "X-Other: secret", "Cookie: secret")
-    async with serving_gate(Gate(engine.path, FakeDesk()), ALICE) as served:
+    async with serving_gate(Gate(engine.path, FakeLeaseService()), ALICE) as served:
         assert (await ask(served, request("GET", target, b"", *words))).status == 201
     assert engine.got[-1].lower().count(b"secret") == passed

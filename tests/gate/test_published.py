@@ -13,7 +13,7 @@ from gpushared.domain.model.errors import PermissionRefused
 from gpushared.gate.api.body import LABEL_PORTS, check_ports, count_ports, recorded_ports
 from gpushared.gate.api.site import NO_LIMIT, SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import People, people
 from tests.gate.serving import Reply
 
@@ -67,7 +67,9 @@ MOST = 5
 
 
 @pytest.fixture
-async def two(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+async def two(
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
+) -> AsyncIterator[People]:
     async with people(
         Gate(docker_engine, lease_service, SitePolicy(ports_per_user=MOST)), busybox_image
     ) as both:

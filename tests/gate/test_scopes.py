@@ -23,7 +23,7 @@ from gpushared.gate.containers.ownership import NamedLocks
 from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineSocket
 from gpushared.ports import EditMount, EngineFacts
-from tests.gate.lease_services import FakeDesk, edits, facts
+from tests.gate.lease_services import FakeLeaseService, edits, facts
 from tests.gate.people import People, people
 from tests.gate.serving import ask, raw_client, request
 
@@ -31,14 +31,18 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-async def plain(lease_service: FakeDesk, docker_engine: str, busybox_image: str) -> AsyncIterator[People]:
+async def plain(
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str
+) -> AsyncIterator[People]:
     """Before the old engine, which has a bridge."""
     async with people(Gate(docker_engine, lease_service), busybox_image) as both:
         yield both
 
 
 @pytest.fixture
-async def both(each_engine: str, lease_service: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
+async def both(
+    each_engine: str, lease_service: FakeLeaseService, busybox_image: str
+) -> AsyncIterator[People]:
     """Before each of the engines."""
     async with people(Gate(each_engine, lease_service), busybox_image) as found:
         yield found
@@ -231,7 +235,7 @@ async def test_a_volume_of_somebody_else_is_not_given_by_its_name(both: People, 
 
 
 async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     """The engine would fill it from the image of the container, whoever made that."""
     gate = Gate(docker_engine, lease_service)
@@ -244,7 +248,7 @@ async def test_a_volume_is_not_made_while_a_container_with_its_name_is(
 
 
 async def test_nobody_waits_for_what_another_makes_with_a_volumes_name(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     """The turn of the name is theirs for as long as the engine fills the volume."""
     gate = Gate(docker_engine, lease_service)
@@ -257,7 +261,7 @@ async def test_nobody_waits_for_what_another_makes_with_a_volumes_name(
 
 
 async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_not_removed(
-    lease_service: FakeDesk, docker_engine: str, busybox_image: str, name: str
+    lease_service: FakeLeaseService, docker_engine: str, busybox_image: str, name: str
 ) -> None:
     gate = Gate(docker_engine, lease_service)
     async with people(gate, busybox_image) as both:
@@ -275,7 +279,7 @@ async def test_a_volume_that_became_anothers_while_its_turn_was_waited_for_is_no
 
 
 async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not_given(
-    plain: People, lease_service: FakeDesk, name: str
+    plain: People, lease_service: FakeLeaseService, name: str
 ) -> None:
     """The engine would fill it from the image, and the container would have it from then on."""
     await plain.alice.make("volumes", name)
@@ -285,15 +289,15 @@ async def test_a_volume_that_became_anothers_while_a_lease_was_waited_for_is_not
         "Image": plain.alice.image,
         "HostConfig": {"NetworkMode": "none", "Mounts": [mount], "DeviceRequests": [gpu_request]},
     }
-    lease_service.room.clear()
+    lease_service.has_capacity.clear()
     creating = asyncio.create_task(plain.alice.ask("POST", "/containers/create", body))
     await lease_service.waiting.wait()
     assert (await plain.alice.ask("DELETE", f"/volumes/{name}")).status == 204
     assert (await plain.bob.make("volumes", name)).status == 201
-    lease_service.room.set()
+    lease_service.has_capacity.set()
     reply = await creating
     assert (reply.status, reply.message.partition(" (")[0]) == (400, f"No such volume: {name}")
-    assert lease_service.story[-1] == "release"
+    assert lease_service.call_names[-1] == "release"
 
 
 @pytest.mark.parametrize("state", ["created", "running", "stopped"])
@@ -452,7 +456,7 @@ async def test_whoever_holds_on_to_files_of_an_ended_container_leads_copies_nowh
 
 
 async def test_an_engine_that_holds_on_to_its_places_copies_after_the_containers_end(
-    both: People, lease_service: FakeDesk
+    both: People, lease_service: FakeLeaseService
 ) -> None:
     lease_service.facts = EngineFacts("29.5.1", "1.54", True, facts().gpu_mechanism, 1)
     mine = await both.alice.run("", "sleep", "600", Mounts=[{"Type": "volume", "Target": "/data"}])
@@ -535,7 +539,7 @@ async def test_a_version_that_the_engine_does_not_speak_is_refused_in_its_words(
 
 
 async def test_a_leases_container_is_copied_from_before_its_start(
-    plain: People, lease_service: FakeDesk
+    plain: People, lease_service: FakeLeaseService
 ) -> None:
     lease_service.edits = edits(EditMount("/tmp", "/run/lease"))
     body = {"Image": plain.alice.image, "Cmd": ["true"], "Labels": {"gpushare.gpu": "1"}}

@@ -16,7 +16,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.sharing.user_cgroups import UserCgroups
 from tests.bed.cgroups import remove_users
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
 
 pytestmark = pytest.mark.docker
@@ -65,7 +65,10 @@ class House:
 
 @pytest.fixture
 async def house(
-    lease_service: FakeDesk, docker_engine: str, docker_environment: dict[str, str], busybox_image: str
+    lease_service: FakeLeaseService,
+    docker_engine: str,
+    docker_environment: dict[str, str],
+    busybox_image: str,
 ) -> AsyncIterator[House]:
     walls = UserCgroups(f"test-{uuid.uuid4().hex[:8]}")
     gate = Gate(docker_engine, lease_service, POLICY, walls=walls)
@@ -160,7 +163,7 @@ async def test_who_is_trusted_is_bounded_only_where_everybody_is_judged(house: H
     assert b"can't fork" in (await house.root("logs", held)).err
 
 
-async def test_other_limits_hold_for_what_runs(house: House, lease_service: FakeDesk) -> None:
+async def test_other_limits_hold_for_what_runs(house: House, lease_service: FakeLeaseService) -> None:
     own = await house.starts(house.alice, "echo up; sleep 600")
     await house.walls.apply(SitePolicy(pids_per_user=10).user_bounds)
     inside = await house.alice("exec", own, "sh", "-c", FORKS.format(20))
@@ -195,7 +198,10 @@ class Wallless(UserCgroups):
 
 
 async def test_limits_that_the_site_set_are_not_passed_over_where_they_cannot_be_kept(
-    docker_engine: str, lease_service: FakeDesk, docker_environment: dict[str, str], busybox_image: str
+    docker_engine: str,
+    lease_service: FakeLeaseService,
+    docker_environment: dict[str, str],
+    busybox_image: str,
 ) -> None:
     """Those of a preset are: else nobody could use such a machine. The doctor says so."""
     gate = Gate(docker_engine, lease_service, SitePolicy(pids_per_user=40), walls=Wallless("none"))

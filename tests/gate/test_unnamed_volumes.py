@@ -11,7 +11,7 @@ import pytest
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.policy.mount_rules import unnamed_volumes
 from tests.bed import parts
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.people import People, Person, people
 
 
@@ -31,7 +31,9 @@ def test_a_volume_is_made_where_nothing_else_is_mounted(
 
 
 @pytest.fixture
-async def both(each_engine: str, lease_service: FakeDesk, busybox_image: str) -> AsyncIterator[People]:
+async def both(
+    each_engine: str, lease_service: FakeLeaseService, busybox_image: str
+) -> AsyncIterator[People]:
     tag = "gate-volumes:latest"
     baked = ("--change", "VOLUME /baked", "--change", "EXPOSE 80")
     assert parts.docker(each_engine, "import", *baked, str(parts.BUSYBOX_TAR), tag).returncode == 0

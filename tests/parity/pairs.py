@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpushared.gate.docker_gate import Gate
 from tests.gate.docker import Docker, Done
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ROOT, serving_gate
 
 SIDES = ("direct", "gate")
@@ -105,7 +105,7 @@ async def pair_on(
     engine: str, environment: Mapping[str, str], image: str, directory: Path
 ) -> AsyncIterator[Pair]:
     """Serve a gate before the engine; what was made on it is gone afterwards."""
-    async with serving_gate(Gate(engine, FakeDesk()), ROOT) as served:
+    async with serving_gate(Gate(engine, FakeLeaseService()), ROOT) as served:
         direct = Docker(f"unix://{engine}", dict(environment), image)
         gate = Docker(served.url, dict(environment), image)
         pair = Pair(direct, gate, directory)

@@ -13,7 +13,7 @@ import pytest
 from gpushared.gate.docker_gate import Gate
 from tests.bed.parts import need_file
 from tests.gate.docker import Docker, Done
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, serving_gate
 from tests.parity.conftest import PACKAGED_CLI
 from tests.parity.pairs import Pair, with_client
@@ -150,7 +150,7 @@ async def test_who_may_not_build_reads_why_and_what_to_do_instead(
     context = context_in(tmp_path, busybox_image)
     (context / "compose.yaml").write_text("services: {one: {build: .}}\n")
     classic = {"DOCKER_BUILDKIT": "0"} if case == "the classic builder" else {}
-    async with serving_gate(Gate(docker_engine, FakeDesk()), ALICE) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), ALICE) as served:
         docker = with_buildx(Docker(served.url, {**docker_environment, **classic}, busybox_image))
         done = await docker(*(word.format(context=context) for word in REFUSED[case]))
     assert done.code not in (0, 125), done.out
@@ -168,7 +168,7 @@ async def test_the_builder_inside_an_old_client_says_the_status_or_why(
     need_file("engine", PACKAGED_CLI)
     context = context_in(tmp_path, busybox_image)
     environment = with_client(docker_environment, PACKAGED_CLI)
-    async with serving_gate(Gate(docker_engine, FakeDesk()), ALICE) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), ALICE) as served:
         by_buildkit, classic = [
             await Docker(served.url, {**environment, "DOCKER_BUILDKIT": kind}, busybox_image)(
                 "build", str(context)

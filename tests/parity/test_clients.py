@@ -11,7 +11,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 KEEP_UP = 'echo Container started\ntrap "exit 0" 15\nexec "$@"\nwhile sleep 1 & wait $!; do :; done'
@@ -27,7 +27,7 @@ async def test_a_development_container_comes_up_is_joined_and_sees_the_workspace
     workspace: Path,
 ) -> None:
     """With the words that tools for them give to the client; volumes are there before."""
-    gate = Gate(docker_engine, FakeDesk(), SitePolicy(bind_prefixes=("~", str(workspace))))
+    gate = Gate(docker_engine, FakeLeaseService(), SitePolicy(bind_prefixes=("~", str(workspace))))
     name = workspace.name
     async with serving_gate(gate, caller) as served:
         docker = Docker(served.url, docker_environment, busybox_image)

@@ -16,7 +16,7 @@ from docker.models.containers import Container
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 CALLERS = pytest.mark.parametrize("caller", [ROOT, ALICE], ids=["trusted", "confined"])
@@ -63,7 +63,7 @@ async def test_a_container_is_run_and_removed_in_one_call(
             )
             return output
 
-    async with serving_gate(Gate(docker_engine, FakeDesk()), caller) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), caller) as served:
         assert await asyncio.to_thread(run, served.url) == b"said\n"
 
 
@@ -71,7 +71,7 @@ async def test_a_container_is_run_and_removed_in_one_call(
 async def test_a_container_is_found_used_and_ended(
     caller: Caller, docker_engine: str, busybox_image: str
 ) -> None:
-    async with serving_gate(Gate(docker_engine, FakeDesk()), caller) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), caller) as served:
         seen = await asyncio.to_thread(use_container, served.url, busybox_image)
     assert seen == {
         "listed": True,
@@ -120,7 +120,7 @@ async def test_files_are_put_into_a_new_container_and_taken_out(
             finally:
                 box.remove()
 
-    async with serving_gate(Gate(docker_engine, FakeDesk()), caller) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), caller) as served:
         assert await asyncio.to_thread(put_and_take, served.url) == b"given"
 
 
@@ -144,7 +144,7 @@ def file_in(packed: bytes) -> bytes:
 async def test_images_volumes_and_networks_are_listed_made_and_removed(
     caller: Caller, docker_engine: str, busybox_image: str
 ) -> None:
-    async with serving_gate(Gate(docker_engine, FakeDesk()), caller) as served:
+    async with serving_gate(Gate(docker_engine, FakeLeaseService()), caller) as served:
         await asyncio.to_thread(use_things, served.url, busybox_image)
 
 

@@ -14,7 +14,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from tests.gate.docker import Docker, Done
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
 PROGRAM = Path(__file__).with_name("with_testcontainers.py")
@@ -61,7 +61,7 @@ async def left(docker: Docker) -> list[bytes]:
 async def test_a_container_is_started_spoken_with_and_removed(
     caller: Caller, docker_engine: str, docker_environment: dict[str, str], busybox_image: str, given: Path
 ) -> None:
-    gate = Gate(docker_engine, FakeDesk(), SitePolicy(bind_prefixes=("~", str(given))))
+    gate = Gate(docker_engine, FakeLeaseService(), SitePolicy(bind_prefixes=("~", str(given))))
     async with serving_gate(gate, caller) as served:
         before = await left(Docker(served.url, docker_environment, busybox_image))
         done = await run_program(served.url, busybox_image, given, TESTCONTAINERS_RYUK_DISABLED="true")
@@ -78,7 +78,7 @@ async def test_its_helper_that_tidies_up_is_refused_to_others_with_the_reason(
         "RYUK_CONTAINER_IMAGE": busybox_image.removesuffix(":latest"),
         "TESTCONTAINERS_DOCKER_SOCKET_OVERRIDE": docker_engine,
     }
-    gate = Gate(docker_engine, FakeDesk(), SitePolicy(bind_prefixes=("~", str(given))))
+    gate = Gate(docker_engine, FakeLeaseService(), SitePolicy(bind_prefixes=("~", str(given))))
     async with serving_gate(gate, ALICE) as served:
         docker = Docker(served.url, docker_environment, busybox_image)
         before = await left(docker)

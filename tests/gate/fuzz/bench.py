@@ -13,7 +13,7 @@ from gpushared.net.http_server import Exchange, Limits
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz.recording import Recorder, recording
 from tests.gate.fuzz.rig import Rig
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, Served, raw_client, serving_gate
 
 LIMITS = Limits(head_seconds=0.3, body_seconds=0.3)
@@ -44,7 +44,7 @@ class Seen:
 class _Watched(Gate):
     """Keeps what was judged."""
 
-    def __init__(self, engine: str, lease_service: FakeDesk, seen: Seen) -> None:
+    def __init__(self, engine: str, lease_service: FakeLeaseService, seen: Seen) -> None:
         super().__init__(engine, lease_service, audit=seen.lines.append)
         self._seen = seen
 
@@ -69,7 +69,7 @@ class Bench(Rig):
         super().__init__()
         self._seen = Seen()
         self._recorder = Recorder()
-        self.lease_service = FakeDesk()
+        self.lease_service = FakeLeaseService()
         self._served: dict[Caller, Served] = {}
 
     def talk(self, raw: bytes, caller: Caller) -> Seen:

@@ -16,7 +16,7 @@ from gpushared.net.http_client import EngineSocket
 from tests.gate.fuzz import wire
 from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.fuzz.tap import tapping
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, Reply, Served, ask, request, serving_gate
 
 HARMLESS: dict[str, Any] = {
@@ -141,7 +141,7 @@ class Bench(Rig):
     async def open(self) -> None:
         self._tap = await self.stack.enter_async_context(tapping(self._engine))
         for caller in (ROOT, ALICE):
-            serving = serving_gate(Gate(self._tap.path, FakeDesk()), caller)
+            serving = serving_gate(Gate(self._tap.path, FakeLeaseService()), caller)
             self._served[caller] = await self.stack.enter_async_context(serving)
 
     async def _create(self, body: bytes, caller: Caller) -> tuple[Reply, Any, Any]:

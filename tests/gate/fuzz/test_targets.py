@@ -17,7 +17,7 @@ from gpushared.gate.api.endpoints import match_route
 from gpushared.gate.api.routes import parse_target
 from gpushared.gate.docker_gate import Gate
 from tests.gate.fuzz.rig import fuzzed
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ROOT, Connections, Reply, Served, ask, request, serving_gate
 
 NAME = "fuzzed-nobody"
@@ -97,7 +97,7 @@ class Bench:
         self._runner.close()
 
     async def _open(self) -> None:
-        serving = serving_gate(Gate(self._engine, FakeDesk()), ROOT)
+        serving = serving_gate(Gate(self._engine, FakeLeaseService()), ROOT)
         self._gate = await self._stack.enter_async_context(serving)
         self._direct = Served(Path(self._engine), Connections())
 

@@ -15,7 +15,7 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.docker import Docker
-from tests.gate.lease_services import FakeDesk
+from tests.gate.lease_services import FakeLeaseService
 from tests.gate.pinning import Holding, give, make_pins
 from tests.gate.serving import ALICE, serving_gate
 
@@ -48,7 +48,7 @@ def engine(request: pytest.FixtureRequest) -> EngineSocket:
 @pytest.fixture
 async def holding(
     engine: EngineSocket,
-    lease_service: FakeDesk,
+    lease_service: FakeLeaseService,
     home: Path,
     docker_environment: dict[str, str],
     busybox_image: str,
