@@ -17,7 +17,7 @@ from typing import Any
 
 from gpushared.gate.copies.order import Deed, Order
 from tests.bed import parts
-from tests.gate.docker import Done
+from tests.gate.docker import CommandResult
 from tests.gate.people import People, Person
 from tests.gate.serving import Reply, ask, request
 
@@ -41,19 +41,19 @@ class Copier:
     def uid(self) -> int:
         return self.alice.caller.uid
 
-    async def docker(self, *words: str, stdin: bytes = b"") -> Done:
+    async def docker(self, *words: str, stdin: bytes = b"") -> CommandResult:
         """The docker CLI as alice."""
         return await self.program(
             str(parts.DOCKER.resolve()), "-H", self.alice.served.url, *words, stdin=stdin
         )
 
-    async def cp(self, *words: str, stdin: bytes = b"") -> Done:
+    async def cp(self, *words: str, stdin: bytes = b"") -> CommandResult:
         """``docker cp``, which has to succeed."""
         done = await self.docker("cp", *words, stdin=stdin)
         assert done.code == 0, done.err
         return done
 
-    async def program(self, *words: str, stdin: bytes = b"") -> Done:
+    async def program(self, *words: str, stdin: bytes = b"") -> CommandResult:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *words, stdin=pipe, stdout=pipe, stderr=pipe, cwd=self.home,
@@ -63,7 +63,7 @@ class Copier:
         async with asyncio.timeout(LONGEST_SECONDS):
             out, err = await process.communicate(stdin)
         assert process.returncode is not None
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
     async def runs(self, script: str = "true", **host: object) -> str:
         """A container in which the script has come to its end, and which goes on."""
@@ -99,16 +99,16 @@ class Copier:
         assert (await self.alice.ask("POST", f"/containers/{container}/kill")).status == 204
         await self.alice.ask("POST", f"/containers/{container}/wait")
 
-    async def past_the_gate(self, *words: str) -> Done:
+    async def past_the_gate(self, *words: str) -> CommandResult:
         """The docker CLI as root, before the engine itself."""
         pipe = asyncio.subprocess.PIPE
         command = (str(parts.DOCKER.resolve()), "-H", f"unix://{self.engine}", *words)
         process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(LONGEST_SECONDS):
             out, err = await process.communicate()
-        return Done(process.returncode or 0, out, err)
+        return CommandResult(process.returncode or 0, out, err)
 
-    async def inside(self, container: str, *words: str) -> Done:
+    async def inside(self, container: str, *words: str) -> CommandResult:
         return await self.docker("exec", container, *words)
 
     async def put(self, container: str, path: str, archive: bytes, **query: str) -> Reply:

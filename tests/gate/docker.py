@@ -1,13 +1,19 @@
-"""The docker CLI as a coroutine."""
+"""The docker CLI as a coroutine, and such clients of several callers before one gate."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+
+from gpushared.domain.model.request import Caller
+from gpushared.gate.docker_gate import Gate
+from tests.gate.serving import ALICE, BOB, ROOT, Served, serving_gate
 
 
 @dataclass
-class Done:
+class CommandResult:
     code: int
     out: bytes
     err: bytes
@@ -33,7 +39,7 @@ class Docker:
             **{**pipes, **kwargs},  # type: ignore[arg-type]
         )
 
-    async def __call__(self, *words: str, stdin: bytes = b"") -> Done:
+    async def __call__(self, *words: str, stdin: bytes = b"") -> CommandResult:
         process = await self.start(*words)
         try:
             async with asyncio.timeout(60):
@@ -42,7 +48,30 @@ class Docker:
             if process.returncode is None:
                 process.kill()
         assert process.returncode is not None
-        return Done(process.returncode, out, err)
+        return CommandResult(process.returncode, out, err)
 
-    async def run(self, *words: str, stdin: bytes = b"") -> Done:
+    async def run(self, *words: str, stdin: bytes = b"") -> CommandResult:
         return await self("run", "--rm", "--network", "none", *words, stdin=stdin)
+
+
+@dataclass
+class DockerClients:
+    """Docker clients of two users and of root before one gate; ``engine`` asks the engine itself."""
+
+    gate: Gate
+    served: dict[Caller, Served]
+    alice: Docker
+    bob: Docker
+    root: Docker
+    engine: Docker
+
+
+@asynccontextmanager
+async def docker_clients(
+    gate: Gate, engine: str, environment: dict[str, str], image: str
+) -> AsyncIterator[DockerClients]:
+    async with AsyncExitStack() as stack:
+        callers = (ALICE, BOB, ROOT)
+        served = {caller: await stack.enter_async_context(serving_gate(gate, caller)) for caller in callers}
+        urls = [*(each.url for each in served.values()), engine if "://" in engine else f"unix://{engine}"]
+        yield DockerClients(gate, served, *(Docker(url, environment, image) for url in urls))

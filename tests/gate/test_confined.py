@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.ports import EditMount
-from tests.gate.docker import Docker
+from tests.gate.docker import Docker, DockerClients, docker_clients
 from tests.gate.lease_services import GPU, FakeLeaseService, edits
-from tests.gate.serving import ALICE, BOB, Served, ask, raw_client, request, serving_gate
+from tests.gate.serving import ALICE, BOB, ask, raw_client, request
 
 pytestmark = pytest.mark.docker
 
@@ -42,39 +41,24 @@ def home() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-class House:
-    """Docker clients of several callers before one gate."""
-
-    def __init__(
-        self, gate: Gate, alice: Served, bob: Served, environment: dict[str, str], image: str
-    ) -> None:
-        self.served = {ALICE: alice, BOB: bob}
-        self.alice = Docker(alice.url, environment, image)
-        self.bob = Docker(bob.url, environment, image)
-        self.image = image
-        self.gate = gate
-
-
 @pytest.fixture
-async def house(
+async def clients(
     lease_service: FakeLeaseService,
     docker_engine: str,
     docker_environment: dict[str, str],
     busybox_image: str,
     home: Path,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[DockerClients]:
     gate = Gate(docker_engine, lease_service, SitePolicy(bind_prefixes=("~", str(home))))
-    async with AsyncExitStack() as stack:
-        alice = await stack.enter_async_context(serving_gate(gate, ALICE))
-        bob = await stack.enter_async_context(serving_gate(gate, BOB))
-        yield House(gate, alice, bob, docker_environment, busybox_image)
+    async with docker_clients(gate, docker_engine, docker_environment, busybox_image) as clients:
+        yield clients
 
 
 @pytest.fixture
-async def alices(house: House, name: str, docker: Docker) -> AsyncIterator[str]:
+async def alices(clients: DockerClients, name: str, docker: Docker) -> AsyncIterator[str]:
     """A running container of alice's."""
     words = ("--network", "none", "--init", "--name", name)
-    done = await house.alice("run", "-d", *words, house.image, "sleep", "600")
+    done = await clients.alice("run", "-d", *words, clients.alice.image, "sleep", "600")
     assert done.code == 0, done.err
     yield name
     await docker("rm", "-f", name)
@@ -85,8 +69,10 @@ def status_fields(out: bytes) -> dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
-async def test_a_program_runs_as_the_caller_with_no_capability_and_no_way_to_one(house: House) -> None:
-    done = await house.alice.run(house.image, "cat", "/proc/self/status")
+async def test_a_program_runs_as_the_caller_with_no_capability_and_no_way_to_one(
+    clients: DockerClients,
+) -> None:
+    done = await clients.alice.run(clients.alice.image, "cat", "/proc/self/status")
     assert done.code == 0, done.err
     fields = status_fields(done.out)
     assert fields["Uid"].split() == ["1000"] * 4
@@ -96,19 +82,19 @@ async def test_a_program_runs_as_the_caller_with_no_capability_and_no_way_to_one
 
 
 async def test_a_confined_container_has_no_gpu_by_its_image_and_a_bound_on_processes(
-    house: House, alices: str
+    clients: DockerClients, alices: str
 ) -> None:
-    shown = await house.alice("inspect", "-f", "{{json .Config.Env}} {{.HostConfig.PidsLimit}}", alices)
+    shown = await clients.alice("inspect", "-f", "{{json .Config.Env}} {{.HostConfig.PidsLimit}}", alices)
     assert b"NVIDIA_VISIBLE_DEVICES=void" in shown.out
     assert shown.out.split()[-1] == b"4096"
 
 
 async def test_a_lease_of_ones_own_works_as_for_everybody(
-    house: House, lease_service: FakeLeaseService
+    clients: DockerClients, lease_service: FakeLeaseService
 ) -> None:
     lease_service.owners["l-alices"] = ALICE.uid
-    mine = await house.alice.run("--label", "gpushare.lease=l-alices", house.image, "env")
-    bobs = await house.bob.run("--label", "gpushare.lease=l-alices", house.image, "env")
+    mine = await clients.alice.run("--label", "gpushare.lease=l-alices", clients.alice.image, "env")
+    bobs = await clients.bob.run("--label", "gpushare.lease=l-alices", clients.alice.image, "env")
     assert f"NVIDIA_VISIBLE_DEVICES={GPU}".encode() in mine.out
     assert bobs.code == 125
     assert b"there is no lease l-alices" in bobs.err
@@ -158,9 +144,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 async def test_what_could_lead_to_root_is_refused_with_125(
-    house: House, lease_service: FakeLeaseService, words: tuple[str, ...]
+    clients: DockerClients, lease_service: FakeLeaseService, words: tuple[str, ...]
 ) -> None:
-    done = await house.alice("run", "--rm", *words, house.image, "true")
+    done = await clients.alice("run", "--rm", *words, clients.alice.image, "true")
     assert done.code == 125, done.err
     assert lease_service.calls == []
 
@@ -185,10 +171,12 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("words", ALLOWED, ids=" ".join)
-async def test_what_people_need_every_day_is_allowed(house: House, name: str, words: tuple[str, ...]) -> None:
-    done = await house.alice("create", "--name", name, *words, house.image, "true")
+async def test_what_people_need_every_day_is_allowed(
+    clients: DockerClients, name: str, words: tuple[str, ...]
+) -> None:
+    done = await clients.alice("create", "--name", name, *words, clients.alice.image, "true")
     assert done.code == 0, done.err
-    assert (await house.alice("rm", "-f", "-v", name)).code == 0
+    assert (await clients.alice("rm", "-f", "-v", name)).code == 0
 
 
 # --- other people's containers -------------------------------------------------------------------------
@@ -216,16 +204,16 @@ COMMANDS = [
 ]
 
 
-async def test_other_peoples_containers_do_not_exist(house: House, alices: str) -> None:
+async def test_other_peoples_containers_do_not_exist(clients: DockerClients, alices: str) -> None:
     """Whatever is tried on one, it is not there, and stays as it is."""
     for command in COMMANDS:
-        done = await house.bob(*(word.format(alices) for word in command))
+        done = await clients.bob(*(word.format(alices) for word in command))
         assert (done.code != 0, b"no such" in done.err.lower()) == (True, True), (command, done)
-        state = await house.alice("inspect", "-f", "{{.State.Status}} {{.Name}}", alices)
+        state = await clients.alice("inspect", "-f", "{{.State.Status}} {{.Name}}", alices)
         assert state.out.decode().split() == ["running", f"/{alices}"], command
 
 
-async def test_ones_own_containers_obey(house: House, alices: str) -> None:
+async def test_ones_own_containers_obey(clients: DockerClients, alices: str) -> None:
     for words in (
         ("exec", alices, "id"),
         ("top", alices),
@@ -239,138 +227,148 @@ async def test_ones_own_containers_obey(house: House, alices: str) -> None:
         ("start", alices),
         ("rm", "-f", alices),
     ):
-        done = await house.alice(*words)
+        done = await clients.alice(*words)
         assert done.code == 0, (words, done.err)
 
 
-async def test_the_listing_shows_ones_own_only_whatever_is_filtered(house: House, alices: str) -> None:
+async def test_the_listing_shows_ones_own_only_whatever_is_filtered(
+    clients: DockerClients, alices: str
+) -> None:
     for words in ((), ("--filter", "label=gpushare.owner=1000"), ("--filter", f"name={alices}")):
-        mine = await house.alice("ps", "-a", "--format", "{{.Names}}", *words)
-        bobs = await house.bob("ps", "-a", "--format", "{{.Names}}", *words)
+        mine = await clients.alice("ps", "-a", "--format", "{{.Names}}", *words)
+        bobs = await clients.bob("ps", "-a", "--format", "{{.Names}}", *words)
         assert alices in mine.out.decode().split()
         assert alices not in bobs.out.decode().split()
 
 
-async def test_events_show_ones_own_only(house: House, alices: str) -> None:
-    now = str((await house.alice("info", "-f", "{{.SystemTime}}")).out.decode().strip())
+async def test_events_show_ones_own_only(clients: DockerClients, alices: str) -> None:
+    now = str((await clients.alice("info", "-f", "{{.SystemTime}}")).out.decode().strip())
     words = ("events", "--since", "0", "--until", now, "--format", "{{.Actor.Attributes.name}}")
-    mine, bobs = await asyncio.gather(house.alice(*words), house.bob(*words))
+    mine, bobs = await asyncio.gather(clients.alice(*words), clients.bob(*words))
     assert alices in mine.out.decode().split()
     assert alices not in bobs.out.decode().split()
 
 
-async def test_another_persons_exec_does_not_exist(house: House, alices: str) -> None:
+async def test_another_persons_exec_does_not_exist(clients: DockerClients, alices: str) -> None:
     body = json.dumps({"Cmd": ["sleep", "5"]}).encode()
-    created = await ask(house.served[ALICE], request("POST", f"/containers/{alices}/exec", body))
+    created = await ask(clients.served[ALICE], request("POST", f"/containers/{alices}/exec", body))
     instance = json.loads(created.body)["Id"]
     for method, tail, body in (
         ("GET", "json", b""),
         ("POST", "start", b"{}"),
         ("POST", "resize?h=1&w=1", b""),
     ):
-        reply = await ask(house.served[BOB], request(method, f"/exec/{instance}/{tail}", body))
+        reply = await ask(clients.served[BOB], request(method, f"/exec/{instance}/{tail}", body))
         assert (reply.status, reply.message) == (404, f"No such exec instance: {instance}")
-    assert (await ask(house.served[ALICE], request("GET", f"/exec/{instance}/json"))).status == 200
+    assert (await ask(clients.served[ALICE], request("GET", f"/exec/{instance}/json"))).status == 200
 
 
-async def test_an_exec_is_never_more_than_the_container(house: House, alices: str) -> None:
+async def test_an_exec_is_never_more_than_the_container(clients: DockerClients, alices: str) -> None:
     for words in (("--privileged",), ("--user", "0")):
-        assert (await house.alice("exec", *words, alices, "id")).code != 0
-    done = await house.alice("exec", "--user", "1000", alices, "id", "-u")
+        assert (await clients.alice("exec", *words, alices, "id")).code != 0
+    done = await clients.alice("exec", "--user", "1000", alices, "id", "-u")
     assert done.out == b"1000\n"
 
 
-async def test_an_owner_cannot_be_claimed_by_a_label(house: House, name: str) -> None:
-    await house.alice("create", "--name", name, "--label", "gpushare.owner=1001", house.image)
-    bobs = await house.bob("inspect", name)
-    removed = await house.alice("rm", name)
+async def test_an_owner_cannot_be_claimed_by_a_label(clients: DockerClients, name: str) -> None:
+    await clients.alice("create", "--name", name, "--label", "gpushare.owner=1001", clients.alice.image)
+    bobs = await clients.bob("inspect", name)
+    removed = await clients.alice("rm", name)
     assert (bobs.code, removed.code) == (1, 0)
 
 
 @pytest.mark.parametrize("request_line", ["POST /build", "POST /commit?container=x", "DELETE /images/x"])
-async def test_what_belongs_to_all_is_changed_by_trusted_users_only(house: House, request_line: str) -> None:
+async def test_what_belongs_to_all_is_changed_by_trusted_users_only(
+    clients: DockerClients, request_line: str
+) -> None:
     method, target = request_line.split()
-    reply = await ask(house.served[ALICE], request(method, target))
+    reply = await ask(clients.served[ALICE], request(method, target))
     assert reply.status == 403
     assert "by trusted users only: " in reply.message
 
 
-async def test_images_can_be_listed_and_inspected_but_not_imported(house: House) -> None:
-    assert (await house.alice("images")).code == 0
-    assert (await house.alice("image", "inspect", house.image)).code == 0
-    assert (await house.alice("import", "-", "mine:latest", stdin=b"x")).code == 1
+async def test_images_can_be_listed_and_inspected_but_not_imported(clients: DockerClients) -> None:
+    assert (await clients.alice("images")).code == 0
+    assert (await clients.alice("image", "inspect", clients.alice.image)).code == 0
+    assert (await clients.alice("import", "-", "mine:latest", stdin=b"x")).code == 1
 
 
 # --- mounts --------------------------------------------------------------------------------------------
 
 
-async def test_a_directory_of_ones_own_is_mounted(house: House, home: Path) -> None:
-    done = await house.alice.run("-v", f"{home}/own:/x", house.image, "sh", "-c", "cat /x/file; touch /x/new")
+async def test_a_directory_of_ones_own_is_mounted(clients: DockerClients, home: Path) -> None:
+    done = await clients.alice.run(
+        "-v", f"{home}/own:/x", clients.alice.image, "sh", "-c", "cat /x/file; touch /x/new"
+    )
     assert (done.code, done.out) == (0, b"mine"), done.err
     assert (home / "own" / "new").stat().st_uid == ALICE.uid
 
 
 async def test_a_lease_ends_with_the_refusal_of_its_container(
-    house: House, lease_service: FakeLeaseService
+    clients: DockerClients, lease_service: FakeLeaseService
 ) -> None:
     lease_service.owners["l-alices"] = ALICE.uid
     lease = ("--label", "gpushare.lease=l-alices")
-    theirs = await house.bob.run(*lease, "--privileged", house.image, "true")
+    theirs = await clients.bob.run(*lease, "--privileged", clients.alice.image, "true")
     assert (theirs.code, lease_service.call_names) == (125, ["claim"])
-    mine = await house.alice.run(*lease, "--privileged", house.image, "true")
+    mine = await clients.alice.run(*lease, "--privileged", clients.alice.image, "true")
     assert (mine.code, lease_service.call_names) == (125, ["claim", "claim", "release"])
 
 
 async def test_a_path_that_became_a_link_after_the_create_is_not_mounted(
-    house: House, home: Path, name: str
+    clients: DockerClients, home: Path, name: str
 ) -> None:
     (home / "own" / "inner").mkdir()
-    await house.alice("create", "--name", name, "-v", f"{home}/own/inner:/x:ro", house.image, "ls", "/x")
+    await clients.alice(
+        "create", "--name", name, "-v", f"{home}/own/inner:/x:ro", clients.alice.image, "ls", "/x"
+    )
     (home / "own" / "inner").rmdir()
     (home / "own" / "inner").symlink_to(home / "shared")
-    started = [await house.alice(verb, name) for verb in ("start", "restart")]
-    await house.alice("rm", name)
+    started = [await clients.alice(verb, name) for verb in ("start", "restart")]
+    await clients.alice("rm", name)
     assert [done.code for done in started] == [1, 1]
     assert all(b"create the container anew" in done.err for done in started)
 
 
-async def test_a_volume_that_nobody_made_is_made_as_the_callers_own(house: House, name: str) -> None:
-    done = await house.alice.run("-v", f"{name}:/x", house.image, "true")
+async def test_a_volume_that_nobody_made_is_made_as_the_callers_own(
+    clients: DockerClients, name: str
+) -> None:
+    done = await clients.alice.run("-v", f"{name}:/x", clients.alice.image, "true")
     assert done.code == 0, done.err
-    bobs = await house.bob("volume", "rm", name)
-    alices = await house.alice("volume", "rm", name)
+    bobs = await clients.bob("volume", "rm", name)
+    alices = await clients.alice("volume", "rm", name)
     assert (bobs.code, alices.code) == (1, 0)
 
 
-async def test_a_path_outside_is_refused_as_such_whatever_its_rights(house: House) -> None:
+async def test_a_path_outside_is_refused_as_such_whatever_its_rights(clients: DockerClients) -> None:
     """Mounting it read-only, as for a path that cannot be written, would be no way."""
-    done = await house.alice.run("-v", "/etc:/x", house.image, "true")
+    done = await clients.alice.run("-v", "/etc:/x", clients.alice.image, "true")
     assert b"mounts may come from" in done.err
 
 
 @pytest.mark.parametrize("path", ["secret", "way-out", "missing", "own/../../../etc", "shared"])
 async def test_a_path_that_the_caller_cannot_use_so_is_refused_and_nothing_is_made(
-    house: House, home: Path, path: str
+    clients: DockerClients, home: Path, path: str
 ) -> None:
     before = sorted(home.iterdir())
-    done = await house.alice.run("-v", f"{home}/{path}:/x", house.image, "true")
+    done = await clients.alice.run("-v", f"{home}/{path}:/x", clients.alice.image, "true")
     assert done.code == 125, done.err
     assert sorted(home.iterdir()) == before
 
 
-async def test_a_path_that_may_only_be_read_is_mounted_read_only(house: House, home: Path) -> None:
-    done = await house.alice.run("-v", f"{home}/shared:/x:ro", house.image, "ls", "/x")
+async def test_a_path_that_may_only_be_read_is_mounted_read_only(clients: DockerClients, home: Path) -> None:
+    done = await clients.alice.run("-v", f"{home}/shared:/x:ro", clients.alice.image, "ls", "/x")
     assert done.code == 0, done.err
 
 
 async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_held(
-    house: House, home: Path, name: str
+    clients: DockerClients, home: Path, name: str
 ) -> None:
     (home / "own" / "link").symlink_to(home / "own" / "file")
     mount = f"type=bind,source={home}/own/link,target=/x,readonly"
-    await house.alice("create", "--name", name, "--mount", mount, house.image)
-    shown = await house.alice("inspect", "-f", "{{json .}}", name)
-    await house.alice("rm", name)
+    await clients.alice("create", "--name", name, "--mount", mount, clients.alice.image)
+    shown = await clients.alice("inspect", "-f", "{{json .}}", name)
+    await clients.alice("rm", name)
     found = json.loads(shown.out)
     labels = found["Config"]["Labels"]
     assert json.loads(labels["gpushare.host-paths"]) == [{"path": f"{home}/own/file", "write": False}]
@@ -378,15 +376,15 @@ async def test_what_was_resolved_is_in_a_label_and_the_engine_is_given_what_is_h
 
 
 async def test_files_are_copied_beside_what_a_container_mounts(
-    house: House, lease_service: FakeLeaseService, home: Path, alices: str
+    clients: DockerClients, lease_service: FakeLeaseService, home: Path, alices: str
 ) -> None:
     lease_service.edits = edits(EditMount("/tmp", "/run/lease"))
     mounted, leased = f"{alices}-mounted", f"{alices}-leased"
-    await house.alice("create", "--name", mounted, "-v", f"{home}/own:/x", house.image)
-    await house.alice("create", "--name", leased, "--gpus", "1", house.image)
+    await clients.alice("create", "--name", mounted, "-v", f"{home}/own:/x", clients.alice.image)
+    await clients.alice("create", "--name", leased, "--gpus", "1", clients.alice.image)
     places = (f"{mounted}:/tmp/file2", f"{leased}:/tmp/file2", f"{alices}:/tmp/file2", f"{mounted}:/x/file2")
-    tried = [await house.alice("cp", str(home / "own" / "file"), place) for place in places]
-    await house.alice("rm", mounted, leased)
+    tried = [await clients.alice("cp", str(home / "own" / "file"), place) for place in places]
+    await clients.alice("rm", mounted, leased)
     assert [done.code for done in tried] == [0, 0, 0, 1], tried
     assert b"what is mounted at /x cannot be" in tried[-1].err
     assert not (home / "own" / "file2").exists()
@@ -395,20 +393,20 @@ async def test_files_are_copied_beside_what_a_container_mounts(
 # --- networks and volumes ------------------------------------------------------------------------------
 
 
-async def test_networks_and_volumes_are_their_makers(house: House, name: str) -> None:
+async def test_networks_and_volumes_are_their_makers(clients: DockerClients, name: str) -> None:
     for kind in ("network", "volume"):
-        assert (await house.alice(kind, "create", name)).code == 0
+        assert (await clients.alice(kind, "create", name)).code == 0
     use = ("--network", name, "-v", f"{name}:/data")
-    mine = await house.alice("run", "--rm", *use, house.image, "true")
+    mine = await clients.alice("run", "--rm", *use, clients.alice.image, "true")
     bobs = [
-        await house.bob("run", "--rm", *use[:2], house.image, "true"),
-        await house.bob("run", "--rm", *use[2:], house.image, "true"),
-        await house.bob("network", "rm", name),
-        await house.bob("volume", "rm", name),
-        await house.bob("volume", "inspect", name),
+        await clients.bob("run", "--rm", *use[:2], clients.alice.image, "true"),
+        await clients.bob("run", "--rm", *use[2:], clients.alice.image, "true"),
+        await clients.bob("network", "rm", name),
+        await clients.bob("volume", "rm", name),
+        await clients.bob("volume", "inspect", name),
     ]
-    listed = await house.bob("volume", "ls", "-q")
-    gone = [await house.alice(kind, "rm", name) for kind in ("network", "volume")]
+    listed = await clients.bob("volume", "ls", "-q")
+    gone = [await clients.alice(kind, "rm", name) for kind in ("network", "volume")]
     assert mine.code == 0, mine.err
     assert all(done.code != 0 for done in bobs)
     assert name not in listed.out.decode()
@@ -416,23 +414,23 @@ async def test_networks_and_volumes_are_their_makers(house: House, name: str) ->
 
 
 async def test_a_container_never_starts_on_a_network_that_has_become_somebody_elses(
-    house: House, docker: Docker, name: str
+    clients: DockerClients, docker: Docker, name: str
 ) -> None:
     """Engines look a network up by name, or by the beginning of an id, at every start."""
-    bobs = (await house.bob("network", "create", f"{name}-b")).out.decode().strip()
+    bobs = (await clients.bob("network", "create", f"{name}-b")).out.decode().strip()
     for own in (name, bobs[:10]):
-        await house.alice("network", "create", own)
-        await house.alice("create", "--name", f"c{own}", "--network", own, house.image, "true")
-        kept = await house.alice("network", "rm", own)
+        await clients.alice("network", "create", own)
+        await clients.alice("create", "--name", f"c{own}", "--network", own, clients.alice.image, "true")
+        kept = await clients.alice("network", "rm", own)
         await docker("network", "rm", own)
         if own == name:
-            await house.bob("network", "create", own)
-        started = await house.alice("start", f"c{own}")
-        await house.alice("rm", f"c{own}")
+            await clients.bob("network", "create", own)
+        started = await clients.alice("start", f"c{own}")
+        await clients.alice("rm", f"c{own}")
         assert f"the network {own} is the container c{own}'s".encode() in kept.err
         assert f"No such network: {own}".encode() in started.err
     for network in (name, f"{name}-b"):
-        await house.bob("network", "rm", network)
+        await clients.bob("network", "rm", network)
 
 
 HOST_NETWORK = ("--network", "host", "--label", "gpushare.lease=l-alices")
@@ -445,66 +443,81 @@ SITES = [
 
 @pytest.mark.parametrize(("of", "allowed", "gangs", "refusal"), SITES, ids=[site[0] for site in SITES])
 async def test_the_machine_s_network_is_for(
-    house: House, lease_service: FakeLeaseService, of: str, allowed: bool, gangs: set[str], refusal: bytes
+    clients: DockerClients,
+    lease_service: FakeLeaseService,
+    of: str,
+    allowed: bool,
+    gangs: set[str],
+    refusal: bytes,
 ) -> None:
-    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=allowed)
+    clients.gate.policy = replace(clients.gate.policy, gangs_on_host_network=allowed)
     lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, gangs
-    done = await house.alice("run", "--rm", *HOST_NETWORK, house.image, "readlink", "/proc/self/ns/net")
+    done = await clients.alice(
+        "run", "--rm", *HOST_NETWORK, clients.alice.image, "readlink", "/proc/self/ns/net"
+    )
     here = str(Path("/proc/self/ns/net").readlink()).encode()
     assert (done.code, done.out.strip() == here) == ((125, False) if refusal else (0, True)), done.err
     assert refusal in done.err
 
 
 async def test_a_gang_s_container_has_the_machine_s_network_only_as_long_as_it_is_one(
-    house: House, lease_service: FakeLeaseService, name: str, docker: Docker
+    clients: DockerClients, lease_service: FakeLeaseService, name: str, docker: Docker
 ) -> None:
     """Afterwards it cannot be started."""
-    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
+    clients.gate.policy = replace(clients.gate.policy, gangs_on_host_network=True)
     lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, {"l-alices"}
-    created = await house.alice("create", "--name", name, *HOST_NETWORK, house.image, "true")
-    first = await house.alice("start", "-a", name)
+    created = await clients.alice("create", "--name", name, *HOST_NETWORK, clients.alice.image, "true")
+    first = await clients.alice("start", "-a", name)
     lease_service.gangs.clear()
-    again = await house.alice("start", "-a", name)
+    again = await clients.alice("start", "-a", name)
     await docker("rm", "-f", name)
     assert (created.code, first.code) == (0, 0), (created.err, first.err)
     assert b"jobs on several nodes only" in again.err
 
 
 async def test_the_machine_s_network_is_nobody_s_second_one(
-    house: House, lease_service: FakeLeaseService
+    clients: DockerClients, lease_service: FakeLeaseService
 ) -> None:
-    house.gate.policy = replace(house.gate.policy, gangs_on_host_network=True)
+    clients.gate.policy = replace(clients.gate.policy, gangs_on_host_network=True)
     lease_service.owners["l-alices"], lease_service.gangs = ALICE.uid, {"l-alices"}
     body = {
-        "Image": house.image,
+        "Image": clients.alice.image,
         "Labels": {"gpushare.lease": "l-alices"},
         "HostConfig": {"NetworkMode": "bridge"},
         "NetworkingConfig": {"EndpointsConfig": {"host": {}}},
     }
     words = request("POST", "/containers/create", json.dumps(body).encode(), "Content-Type: application/json")
-    reply = await ask(house.served[ALICE], words)
+    reply = await ask(clients.served[ALICE], words)
     assert (reply.status, b"No such network: host" in reply.body) == (400, True), reply
 
 
-async def test_a_network_is_named_in_full(house: House, name: str) -> None:
-    network = (await house.alice("network", "create", name)).out.decode().strip()
+async def test_a_network_is_named_in_full(clients: DockerClients, name: str) -> None:
+    network = (await clients.alice("network", "create", name)).out.decode().strip()
     tried = [
-        await house.alice("run", "--rm", "--network", word, house.image, "true")
+        await clients.alice("run", "--rm", "--network", word, clients.alice.image, "true")
         for word in (network[:12], network, name)
     ]
-    await house.alice("network", "rm", name)
+    await clients.alice("network", "rm", name)
     assert [done.code for done in tried] == [125, 0, 0], [done.err for done in tried]
 
 
 @pytest.mark.parametrize("words", [(), ("--user", "1000:1000"), ("--cap-drop", "ALL")], ids=str)
 async def test_a_container_that_only_bears_the_callers_label_does_not_exist(
-    house: House, docker: Docker, name: str, words: tuple[str, ...]
+    clients: DockerClients, docker: Docker, name: str, words: tuple[str, ...]
 ) -> None:
     """The label may come from an image that a trusted user runs, or from a time when the owner was one."""
     done = await docker(
-        "run", "-d", "--name", name, "--label", f"gpushare.owner={ALICE.uid}", *words, house.image, "top"
+        "run",
+        "-d",
+        "--name",
+        name,
+        "--label",
+        f"gpushare.owner={ALICE.uid}",
+        *words,
+        clients.alice.image,
+        "top",
     )
-    tried = await house.alice("exec", name, "id")
+    tried = await clients.alice("exec", name, "id")
     await docker("rm", "-f", name)
     assert done.code == 0, done.err
     assert b"No such container" in tried.err
@@ -521,8 +534,10 @@ async def test_a_container_that_only_bears_the_callers_label_does_not_exist(
     ],
     ids=" ".join,
 )
-async def test_networks_and_volumes_have_no_options(house: House, name: str, words: tuple[str, ...]) -> None:
-    done = await house.alice(*words, name)
+async def test_networks_and_volumes_have_no_options(
+    clients: DockerClients, name: str, words: tuple[str, ...]
+) -> None:
+    done = await clients.alice(*words, name)
     assert done.code == 1
     assert b"not" in done.err
 
@@ -539,13 +554,15 @@ volumes:
 """
 
 
-async def test_compose_works_for_everybody(house: House, lease_service: FakeLeaseService, home: Path) -> None:
-    (home / "compose.yaml").write_text(COMPOSE_FILE.format(image=house.image, home=home))
+async def test_compose_works_for_everybody(
+    clients: DockerClients, lease_service: FakeLeaseService, home: Path
+) -> None:
+    (home / "compose.yaml").write_text(COMPOSE_FILE.format(image=clients.alice.image, home=home))
     compose = ("compose", "-p", f"gate{uuid.uuid4().hex[:8]}", "-f", str(home / "compose.yaml"))
     try:
-        up = await house.alice(*compose, "up", "--abort-on-container-exit", "--exit-code-from", "web")
+        up = await clients.alice(*compose, "up", "--abort-on-container-exit", "--exit-code-from", "web")
     finally:
-        down = await house.alice(*compose, "down", "-v", "-t", "0")
+        down = await clients.alice(*compose, "down", "-v", "-t", "0")
     assert (up.code, down.code) == (0, 0), up.err + down.err
     assert b"1000" in up.out
     assert b"kept" in up.out
@@ -574,33 +591,37 @@ async def test_compose_works_for_everybody(house: House, lease_service: FakeLeas
         (b"[" * 5000 + b"]" * 5000, "nested deeper"),
     ],
 )
-async def test_what_the_engine_would_read_otherwise_is_refused(house: House, body: bytes, words: str) -> None:
-    reply = await ask(house.served[ALICE], request("POST", "/containers/create", body))
+async def test_what_the_engine_would_read_otherwise_is_refused(
+    clients: DockerClients, body: bytes, words: str
+) -> None:
+    reply = await ask(clients.served[ALICE], request("POST", "/containers/create", body))
     assert reply.status in {400, 403}
     assert words in reply.message
 
 
-async def test_a_start_with_a_body_is_refused(house: House, alices: str) -> None:
+async def test_a_start_with_a_body_is_refused(clients: DockerClients, alices: str) -> None:
     body = b'{"Privileged":true}'
-    reply = await ask(house.served[ALICE], request("POST", f"/v1.18/containers/{alices}/start", body))
+    reply = await ask(clients.served[ALICE], request("POST", f"/v1.18/containers/{alices}/start", body))
     assert reply.status == 400
 
 
-async def test_an_old_api_version_is_refused(house: House) -> None:
-    reply = await ask(house.served[ALICE], request("GET", "/v1.18/containers/json"))
+async def test_an_old_api_version_is_refused(clients: DockerClients) -> None:
+    reply = await ask(clients.served[ALICE], request("GET", "/v1.18/containers/json"))
     assert (reply.status, reply.message) == (400, "API version 1.18 is too old (upgrade the client)")
 
 
-async def test_a_parameter_that_the_gate_does_not_know_is_refused(house: House, alices: str) -> None:
+async def test_a_parameter_that_the_gate_does_not_know_is_refused(
+    clients: DockerClients, alices: str
+) -> None:
     target = f"/containers/{alices}/start?checkpoint=x&checkpoint-dir=/etc"
-    reply = await ask(house.served[ALICE], request("POST", target))
+    reply = await ask(clients.served[ALICE], request("POST", target))
     assert (reply.status, reply.message) == (403, "the parameter checkpoint is not for you (leave it out)")
 
 
-async def test_a_pulls_body_cannot_say_what_the_query_does_not(house: House) -> None:
+async def test_a_pulls_body_cannot_say_what_the_query_does_not(clients: DockerClients) -> None:
     form = "Content-Type: application/x-www-form-urlencoded"
     target = "/images/create?fromImage=busybox"
-    async with raw_client(house.served[ALICE]) as client:
+    async with raw_client(clients.served[ALICE]) as client:
         await client.send(request("POST", target, b"fromSrc=-&repo=mine", form))
         assert (await client.reply()).status == 400
 

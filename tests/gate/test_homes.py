@@ -10,7 +10,6 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from gpushared.gate.docker_gate import Gate
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.identity import Account, NeededPath
 from tests.bed import parts
-from tests.gate.docker import Docker
+from tests.gate.docker import Docker, DockerClients, docker_clients
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
+from tests.gate.serving import ALICE, serving_gate
 
 HOME = "/home/alice"
 IN_MEMORY = "rw,exec,nosuid,nodev,mode=0700,uid=1000,gid=1000"
@@ -228,13 +227,9 @@ def image_tar(passwd: bytes | tarfile.TarInfo | None) -> bytes:
 
 
 @dataclass
-class Rig:
-    """Docker clients before one gate; ``engine`` asks the engine itself."""
+class HomeClients(DockerClients):
+    """Clients before a gate that gives each user a home and a line in the passwd file."""
 
-    alice: Docker
-    bob: Docker
-    root: Docker
-    engine: Docker
     files: PasswdFiles
     directory: Path
 
@@ -260,9 +255,9 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def rig(
+async def clients(
     each_engine: str, lease_service: FakeLeaseService, docker_environment: dict[str, str], shared: Path
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[HomeClients]:
     socket = each_engine
     for name, passwd in IMAGES.items():
         file = shared / name
@@ -271,14 +266,8 @@ async def rig(
     files = PasswdFiles(EngineSocket(socket.removeprefix("unix://")), shared / "passwd")
     policy = SitePolicy(root_inside=True, bind_prefixes=(str(shared),))
     gate = Gate(socket, lease_service, policy, passwd=files)
-    async with AsyncExitStack() as stack:
-        served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
-        url = socket if "://" in socket else f"unix://{socket}"
-        urls = [*(each.url for each in served), url]
-        alice, bob, root, engine_itself = (
-            Docker(each, docker_environment, "gate-homes:users") for each in urls
-        )
-        yield Rig(alice, bob, root, engine_itself, files, shared / "passwd")
+    async with docker_clients(gate, socket, docker_environment, "gate-homes:users") as clients:
+        yield HomeClients(**vars(clients), files=files, directory=shared / "passwd")
     for name in IMAGES:
         parts.docker(socket, "rmi", "--force", f"gate-homes:{name}")
 
@@ -286,51 +275,59 @@ async def rig(
 @pytest.mark.docker
 @pytest.mark.parametrize("options", [(), ("--read-only",), ("-v", "/w"), ("--user", "1000:1000")])
 async def test_a_program_has_a_home_to_write_to_and_knows_its_user(
-    rig: Rig, options: tuple[str, ...]
+    clients: HomeClients, options: tuple[str, ...]
 ) -> None:
     look = "echo $HOME $USER $LOGNAME $(whoami) $(id -un); touch ~/x && mkdir ~/.cache && stat -c %U ~/x"
-    said = await rig.said(rig.alice, *options, look)
+    said = await clients.said(clients.alice, *options, look)
     assert said == "/home/alice alice alice alice alice\nalice"
 
 
 @pytest.mark.docker
-async def test_programs_that_join_a_container_have_the_same_and_so_has_its_next_run(rig: Rig) -> None:
-    name = f"gate-homes-{rig.directory.parent.name[-6:]}"
-    await rig.alice(
+async def test_programs_that_join_a_container_have_the_same_and_so_has_its_next_run(
+    clients: HomeClients,
+) -> None:
+    name = f"gate-homes-{clients.directory.parent.name[-6:]}"
+    await clients.alice(
         "run", "-d", "--network=none", "--init", "--name", name, "gate-homes:users", "sleep", "600"
     )
     try:
-        joined = await rig.alice("exec", name, "sh", "-c", "whoami; echo $HOME; touch ~/x; cat /etc/passwd")
-        await rig.engine("restart", "-t", "0", name)
-        again = await rig.engine("exec", name, "sh", "-c", "whoami; touch ~/x")
+        joined = await clients.alice(
+            "exec", name, "sh", "-c", "whoami; echo $HOME; touch ~/x; cat /etc/passwd"
+        )
+        await clients.engine("restart", "-t", "0", name)
+        again = await clients.engine("exec", name, "sh", "-c", "whoami; touch ~/x")
     finally:
-        await rig.engine("rm", "-f", name)
+        await clients.engine("rm", "-f", name)
     assert joined.out == b"alice\n/home/alice\n" + PASSWD_OF_IMAGE + LINE, joined.err
     assert (again.code, again.out) == (0, b"alice\n"), again.err
 
 
 @pytest.mark.docker
-async def test_the_file_is_roots_and_only_to_be_read(rig: Rig) -> None:
-    said = await rig.said(rig.alice, "stat -c '%u:%g %a' /etc/passwd; echo x >>/etc/passwd || echo refused")
+async def test_the_file_is_roots_and_only_to_be_read(clients: HomeClients) -> None:
+    said = await clients.said(
+        clients.alice, "stat -c '%u:%g %a' /etc/passwd; echo x >>/etc/passwd || echo refused"
+    )
     assert said == "0:0 644\nrefused"
 
 
 @pytest.mark.docker
-async def test_a_user_whom_the_image_has_keeps_the_images_name(rig: Rig) -> None:
-    assert await rig.said(rig.bob, "whoami; echo $USER") == "games\nbob"
-    assert rig.kept == []
+async def test_a_user_whom_the_image_has_keeps_the_images_name(clients: HomeClients) -> None:
+    assert await clients.said(clients.bob, "whoami; echo $USER") == "games\nbob"
+    assert clients.kept == []
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("image", ["bare", "link", "large"])
-async def test_an_image_without_a_plain_short_file_stays_as_it_is(rig: Rig, image: str) -> None:
-    assert await rig.said(rig.alice, "echo $USER; touch ~/x; ls ~", image=image) == "alice\nx"
-    assert rig.kept == []
+async def test_an_image_without_a_plain_short_file_stays_as_it_is(clients: HomeClients, image: str) -> None:
+    assert await clients.said(clients.alice, "echo $USER; touch ~/x; ls ~", image=image) == "alice\nx"
+    assert clients.kept == []
 
 
 @pytest.mark.docker
-async def test_the_own_home_is_home_where_it_is_mounted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = rig.directory.parent / "alices"
+async def test_the_own_home_is_home_where_it_is_mounted(
+    clients: HomeClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = clients.directory.parent / "alices"
     own.mkdir()
     shutil.chown(own, 1000, 1000)
 
@@ -338,74 +335,79 @@ async def test_the_own_home_is_home_where_it_is_mounted(rig: Rig, monkeypatch: p
         return Account(caller, (), str(own))
 
     monkeypatch.setattr("gpushared.gate.handlers.creates.account_of", account_of)
-    assert await rig.said(rig.alice, "-v", f"{own}:/h", "echo $HOME; touch ~/kept; whoami") == "/h\nalice"
+    assert (
+        await clients.said(clients.alice, "-v", f"{own}:/h", "echo $HOME; touch ~/kept; whoami")
+        == "/h\nalice"
+    )
     assert (own / "kept").stat().st_uid == 1000
 
 
 @pytest.mark.docker
-async def test_who_is_root_inside_or_trusted_has_what_the_image_says(rig: Rig) -> None:
+async def test_who_is_root_inside_or_trusted_has_what_the_image_says(clients: HomeClients) -> None:
     look = "echo $HOME $USER; cat /etc/passwd"
-    assert await rig.said(rig.alice, "--user=root", look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
-    assert await rig.said(rig.root, look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
+    assert (
+        await clients.said(clients.alice, "--user=root", look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
+    )
+    assert await clients.said(clients.root, look) == "/root\n" + PASSWD_OF_IMAGE.decode().strip()
 
 
 @pytest.mark.docker
-async def test_a_home_in_memory_counts_for_its_container(rig: Rig) -> None:
+async def test_a_home_in_memory_counts_for_its_container(clients: HomeClients) -> None:
     """The kernel ends the program that goes beyond; nothing is taken from the machine's rest."""
     words = ("-m", "32m", "--memory-swap", "32m", "gate-homes:users")
-    done = await rig.alice.run(*words, "dd", "if=/dev/zero", "of=/home/alice/x", "bs=1M", "count=256")
+    done = await clients.alice.run(*words, "dd", "if=/dev/zero", "of=/home/alice/x", "bs=1M", "count=256")
     assert done.code == 137, done.err
 
 
 @pytest.mark.docker
-async def test_a_file_goes_with_the_last_container_that_has_it(rig: Rig) -> None:
-    made = [await rig.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(2)]
+async def test_a_file_goes_with_the_last_container_that_has_it(clients: HomeClients) -> None:
+    made = [await clients.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(2)]
     first, second = (done.out.decode().strip() for done in made)
-    await rig.files.sweep()
-    assert len(rig.kept) == 1
-    await rig.alice("rm", first)
-    await rig.files.sweep()
-    assert (await rig.engine("start", "--attach", second)).code == 0
-    await rig.alice("rm", second)
-    await rig.files.sweep()
-    assert rig.kept == []
+    await clients.files.sweep()
+    assert len(clients.kept) == 1
+    await clients.alice("rm", first)
+    await clients.files.sweep()
+    assert (await clients.engine("start", "--attach", second)).code == 0
+    await clients.alice("rm", second)
+    await clients.files.sweep()
+    assert clients.kept == []
 
 
 @pytest.mark.docker
-async def test_a_look_into_an_image_leaves_no_container(rig: Rig) -> None:
+async def test_a_look_into_an_image_leaves_no_container(clients: HomeClients) -> None:
     """Also that of a daemon that was killed meanwhile goes, and many creates look once."""
     label = ("--label", "gpushare.look=of-an-earlier-life")
-    rig.directory.mkdir()
-    mount = ("--mount", f"type=bind,src={rig.directory},dst=/gpushare-look,readonly")
-    left = await rig.engine("create", *label, *mount, "--network=none", "gate-homes:users", "true")
-    creates = [rig.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(3)]
+    clients.directory.mkdir()
+    mount = ("--mount", f"type=bind,src={clients.directory},dst=/gpushare-look,readonly")
+    left = await clients.engine("create", *label, *mount, "--network=none", "gate-homes:users", "true")
+    creates = [clients.alice("create", "--network=none", "gate-homes:users", "true") for _ in range(3)]
     made = [done.out.decode().strip() for done in await asyncio.gather(*creates)]
-    await rig.alice("rm", *made)
-    await rig.files.sweep()
-    listed = await rig.engine("ps", "-aq", "--no-trunc", "--filter", "label=gpushare.look")
+    await clients.alice("rm", *made)
+    await clients.files.sweep()
+    listed = await clients.engine("ps", "-aq", "--no-trunc", "--filter", "label=gpushare.look")
     assert left.out.strip() not in listed.out.split()
     assert listed.out == b""
 
 
 @pytest.mark.docker
-async def test_the_label_of_a_look_costs_nobody_a_container(rig: Rig) -> None:
+async def test_the_label_of_a_look_costs_nobody_a_container(clients: HomeClients) -> None:
     """An image may bring it along into anybody's."""
-    rig.directory.mkdir()
+    clients.directory.mkdir()
     label = ("--label", "gpushare.look=of-an-earlier-life")
-    made = await rig.engine("create", *label, "--network=none", "gate-homes:users", "true")
-    await rig.files.sweep()
-    assert (await rig.engine("rm", made.out.decode().strip())).code == 0
+    made = await clients.engine("create", *label, "--network=none", "gate-homes:users", "true")
+    await clients.files.sweep()
+    assert (await clients.engine("rm", made.out.decode().strip())).code == 0
 
 
 @pytest.mark.docker
 async def test_a_site_can_switch_it_off(
-    rig: Rig, docker_environment: dict[str, str], lease_service: FakeLeaseService
+    clients: HomeClients, docker_environment: dict[str, str], lease_service: FakeLeaseService
 ) -> None:
-    socket = rig.engine.environment["DOCKER_HOST"]
-    gate = Gate(socket, lease_service, SitePolicy(home_and_name=False), passwd=rig.files)
+    socket = clients.engine.environment["DOCKER_HOST"]
+    gate = Gate(socket, lease_service, SitePolicy(home_and_name=False), passwd=clients.files)
     async with serving_gate(gate, ALICE) as served:
-        alice = Docker(served.url, docker_environment, rig.alice.image)
-        assert await rig.said(alice, "echo $HOME $USER; whoami || true") == "/"
+        alice = Docker(served.url, docker_environment, clients.alice.image)
+        assert await clients.said(alice, "echo $HOME $USER; whoami || true") == "/"
         shown = await alice("create", "--network=none", alice.image, "true")
         found = await alice("inspect", "-f", "{{json .HostConfig}}", shown.out.decode().strip())
         await alice("rm", shown.out.decode().strip())

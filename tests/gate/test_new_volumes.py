@@ -9,8 +9,6 @@ import subprocess
 import tarfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,10 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
-from tests.gate.docker import Docker
+from tests.gate.docker import DockerClients, docker_clients
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.pinning import mounted
-from tests.gate.serving import ALICE, BOB, ROOT, serving_gate
+from tests.gate.serving import ALICE
 
 TAG = "gate-new-volumes:latest"
 BAKED = "/baked"
@@ -53,120 +51,116 @@ def entry(name: str, kind: bytes) -> tarfile.TarInfo:
     return info
 
 
-@dataclass
-class Rig:
-    """Docker clients of two users and of root before one gate; ``engine`` asks the engine itself."""
-
-    alice: Docker
-    bob: Docker
-    root: Docker
-    engine: Docker
-
-    async def inside(self, volume: str, path: str = "") -> str:
-        """Who has a file of the volume, as root sees it."""
-        look = ("stat", "-c", "%u:%g %F", f"/v{path}")
-        done = await self.engine.run("-v", f"{volume}:/v:nocopy", self.engine.image, *look)
-        assert done.code == 0, done.err
-        return done.out.decode().strip()
+async def owner_of(clients: DockerClients, volume: str, path: str = "") -> str:
+    """Return who has a file of the volume, as root sees it, and its kind."""
+    look = ("stat", "-c", "%u:%g %F", f"/v{path}")
+    done = await clients.engine.run("-v", f"{volume}:/v:nocopy", clients.engine.image, *look)
+    assert done.code == 0, done.err
+    return done.out.decode().strip()
 
 
 @pytest.fixture
-async def rig(
+async def clients(
     each_engine: str, lease_service: FakeLeaseService, docker_environment: dict[str, str], tmp_path: Path
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[DockerClients]:
     socket = each_engine
     file = tmp_path / "image.tar"
     file.write_bytes(image())
     assert parts.docker(socket, "import", str(file), TAG).returncode == 0
     gate = Gate(socket, lease_service, SitePolicy(root_inside=True))
-    async with AsyncExitStack() as stack:
-        served = [await stack.enter_async_context(serving_gate(gate, who)) for who in (ALICE, BOB, ROOT)]
-        urls = [each.url for each in served]
-        url = socket if "://" in socket else f"unix://{socket}"
-        yield Rig(*(Docker(each, docker_environment, TAG) for each in (*urls, url)))
+    async with docker_clients(gate, socket, docker_environment, TAG) as clients:
+        yield clients
     parts.docker(socket, "rmi", "--force", TAG)
 
 
 @pytest.fixture
-async def volume(rig: Rig) -> AsyncIterator[str]:
+async def volume(clients: DockerClients) -> AsyncIterator[str]:
     name = f"gate-{uuid.uuid4().hex[:10]}"
     yield name
-    await rig.engine("volume", "rm", "--force", name)
+    await clients.engine("volume", "rm", "--force", name)
 
 
 WRITE = ("sh", "-c", "echo x >/w/f && cat /w/f")
 
 
 @pytest.mark.docker
-async def test_a_volume_that_docker_run_makes_is_its_makers_to_write_to(rig: Rig, volume: str) -> None:
+async def test_a_volume_that_docker_run_makes_is_its_makers_to_write_to(
+    clients: DockerClients, volume: str
+) -> None:
     for _ in range(2):
-        done = await rig.alice.run("-v", f"{volume}:/w", rig.alice.image, *WRITE)
+        done = await clients.alice.run("-v", f"{volume}:/w", clients.alice.image, *WRITE)
         assert (done.code, done.out) == (0, b"x\n"), done.err
-    assert await rig.inside(volume) == "1000:1000 directory"
+    assert await owner_of(clients, volume) == "1000:1000 directory"
 
 
 @pytest.mark.docker
-async def test_a_volume_that_was_made_before_is_its_makers_to_write_to(rig: Rig, volume: str) -> None:
+async def test_a_volume_that_was_made_before_is_its_makers_to_write_to(
+    clients: DockerClients, volume: str
+) -> None:
     """As compose makes them."""
-    assert (await rig.alice("volume", "create", volume)).code == 0
-    done = await rig.alice.run("--mount", f"type=volume,src={volume},dst=/w", rig.alice.image, *WRITE)
+    assert (await clients.alice("volume", "create", volume)).code == 0
+    done = await clients.alice.run("--mount", f"type=volume,src={volume},dst=/w", clients.alice.image, *WRITE)
     assert (done.code, done.out) == (0, b"x\n"), done.err
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("options", [("-v", "/w"), ("--mount", "type=volume,dst=/w")])
-async def test_a_volume_without_a_name_is_its_makers_to_write_to(rig: Rig, options: tuple[str, ...]) -> None:
-    done = await rig.alice.run(*options, rig.alice.image, *WRITE)
+async def test_a_volume_without_a_name_is_its_makers_to_write_to(
+    clients: DockerClients, options: tuple[str, ...]
+) -> None:
+    done = await clients.alice.run(*options, clients.alice.image, *WRITE)
     assert (done.code, done.out) == (0, b"x\n"), done.err
 
 
 @pytest.mark.docker
 async def test_what_the_image_brings_into_a_volume_is_its_makers_but_for_devices(
-    rig: Rig, volume: str
+    clients: DockerClients, volume: str
 ) -> None:
-    done = await rig.alice.run(
-        "-v", f"{volume}:{BAKED}", rig.alice.image, "sh", "-c", "echo x >/baked/in/file"
+    done = await clients.alice.run(
+        "-v", f"{volume}:{BAKED}", clients.alice.image, "sh", "-c", "echo x >/baked/in/file"
     )
     assert done.code == 0, done.err
-    assert await rig.inside(volume, "/in") == "1000:1000 directory"
-    assert await rig.inside(volume, "/in/file") == "1000:1000 regular file"
-    assert await rig.inside(volume, "/device") == "70:70 character special file"
-    assert await rig.inside(volume, "/link") == "70:70 symbolic link"
+    assert await owner_of(clients, volume, "/in") == "1000:1000 directory"
+    assert await owner_of(clients, volume, "/in/file") == "1000:1000 regular file"
+    assert await owner_of(clients, volume, "/device") == "70:70 character special file"
+    assert await owner_of(clients, volume, "/link") == "70:70 symbolic link"
 
 
 @pytest.mark.docker
-async def test_a_volume_with_files_stays_as_it_is(rig: Rig, volume: str) -> None:
+async def test_a_volume_with_files_stays_as_it_is(clients: DockerClients, volume: str) -> None:
     """Who is root inside, as installers of databases are, may have given them to somebody."""
     install = "mkdir /w/db && chown 70 /w /w/db"
-    made = await rig.alice.run("--user=root", "-v", f"{volume}:/w", rig.alice.image, "sh", "-c", install)
+    made = await clients.alice.run(
+        "--user=root", "-v", f"{volume}:/w", clients.alice.image, "sh", "-c", install
+    )
     assert made.code == 0, made.err
-    await rig.alice.run("-v", f"{volume}:/w", rig.alice.image, "true")
-    assert [await rig.inside(volume, path) for path in ("", "/db")] == ["70:0 directory"] * 2
+    await clients.alice.run("-v", f"{volume}:/w", clients.alice.image, "true")
+    assert [await owner_of(clients, volume, path) for path in ("", "/db")] == ["70:0 directory"] * 2
 
 
 @pytest.mark.docker
 async def test_what_the_image_brings_stays_its_own_where_the_program_is_root_inside(
-    rig: Rig, volume: str
+    clients: DockerClients, volume: str
 ) -> None:
-    done = await rig.alice.run("--user=root", "-v", f"{volume}:{BAKED}", rig.alice.image, "true")
+    done = await clients.alice.run("--user=root", "-v", f"{volume}:{BAKED}", clients.alice.image, "true")
     assert done.code == 0, done.err
-    assert await rig.inside(volume, "/in") == "70:70 directory"
+    assert await owner_of(clients, volume, "/in") == "70:70 directory"
 
 
 @pytest.mark.docker
-async def test_nobody_gets_a_volume_that_another_made(rig: Rig, volume: str) -> None:
-    for maker in (rig.engine, rig.bob):
+async def test_nobody_gets_a_volume_that_another_made(clients: DockerClients, volume: str) -> None:
+    for maker in (clients.engine, clients.bob):
         await maker("volume", "create", volume)
-        before = await rig.inside(volume)
-        done = await rig.alice.run("-v", f"{volume}:/w", rig.alice.image, *WRITE)
+        before = await owner_of(clients, volume)
+        done = await clients.alice.run("-v", f"{volume}:/w", clients.alice.image, *WRITE)
         assert (done.code, f"No such volume: {volume}".encode() in done.err) == (125, True)
-        assert await rig.inside(volume) == before
+        assert await owner_of(clients, volume) == before
         await maker("volume", "rm", volume)
 
 
 @pytest.mark.docker
 async def test_a_volume_that_leads_elsewhere_is_given_to_nobody(
-    rig: Rig, volume: str, tmp_path: Path
+    clients: DockerClients, volume: str, tmp_path: Path
 ) -> None:
     """Root can make one with a user's label, by hand or from a copied configuration."""
     place = tmp_path / "elsewhere"
@@ -174,15 +168,15 @@ async def test_a_volume_that_leads_elsewhere_is_given_to_nobody(
     options = ("type=none", "o=bind", f"device={place}")
     words = [word for option in options for word in ("-o", option)]
     label = f"gpushare.owner={ALICE.uid}"
-    assert (await rig.engine("volume", "create", "--label", label, *words, volume)).code == 0
-    await rig.alice.run("-v", f"{volume}:/w", rig.alice.image, "true")
+    assert (await clients.engine("volume", "create", "--label", label, *words, volume)).code == 0
+    await clients.alice.run("-v", f"{volume}:/w", clients.alice.image, "true")
     assert place.stat().st_uid == 0
 
 
 @pytest.mark.docker
-async def test_a_trusted_users_volume_is_as_the_engine_makes_it(rig: Rig, volume: str) -> None:
-    await rig.root.run("-v", f"{volume}:{BAKED}", rig.root.image, "true")
-    assert await rig.inside(volume, "/in") == "70:70 directory"
+async def test_a_trusted_users_volume_is_as_the_engine_makes_it(clients: DockerClients, volume: str) -> None:
+    await clients.root.run("-v", f"{volume}:{BAKED}", clients.root.image, "true")
+    assert await owner_of(clients, volume, "/in") == "70:70 directory"
 
 
 # --- the helper's part ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpushared.gate.docker_gate import Gate
-from tests.gate.docker import Docker, Done
+from tests.gate.docker import CommandResult, Docker
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ROOT, serving_gate
 
@@ -34,7 +34,7 @@ class Made:
     """What one side did: how its command ended, and the name that its container was to have."""
 
     name: str
-    done: Done
+    done: CommandResult
 
 
 @dataclass

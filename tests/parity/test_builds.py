@@ -12,7 +12,7 @@ import pytest
 
 from gpushared.gate.docker_gate import Gate
 from tests.bed.parts import need_file
-from tests.gate.docker import Docker, Done
+from tests.gate.docker import CommandResult, Docker
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, serving_gate
 from tests.parity.conftest import PACKAGED_CLI
@@ -55,7 +55,7 @@ def with_buildx(docker: Docker) -> Docker:
     return Docker(url, environment, docker.image)
 
 
-async def build(docker: Docker, context: Path, *words: str) -> Done:
+async def build(docker: Docker, context: Path, *words: str) -> CommandResult:
     """A build whose steps have no network, which the CDI engine has not either."""
     secret = ("--secret", f"id=word,src={context}/word")
     given = ("--network", "none", "--progress", "plain", "--build-arg", "WHAT=it", *secret)

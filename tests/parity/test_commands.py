@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate.docker import Docker, Done
+from tests.gate.docker import CommandResult, Docker
 from tests.node import registry
 from tests.parity.creates import assert_same
 from tests.parity.differences import differences
@@ -188,7 +188,7 @@ async def tell(pair: Pair, story: tuple[Step, ...], side: Side, turn: asyncio.Se
         return [plain(pair, step, await side.docker(*step), name) for step in steps]
 
 
-def plain(pair: Pair, step: list[str], done: Done, name: str) -> object:
+def plain(pair: Pair, step: list[str], done: CommandResult, name: str) -> object:
     """Without what is in another order each time, directly too."""
     out, err = (text.decode().splitlines(keepends=True) for text in (done.out, done.err))
     listed = sorted(out) if step[0] == "diff" else out
@@ -249,7 +249,7 @@ async def test_big_input_goes_in_up_to_its_end_and_comes_back(pair: Pair) -> Non
     """Half of the connection is closed while the other half still carries the answer."""
     data = os.urandom(30_000_000)
 
-    async def through(docker: Docker) -> Done:
+    async def through(docker: Docker) -> CommandResult:
         return await docker.run("-i", pair.image, "sh", "-c", "cat; sleep 0.2; echo over; exit 5", stdin=data)
 
     direct, gate = await asyncio.gather(through(pair.direct), through(pair.gate))

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.gate.docker import Docker, Done
+from tests.gate.docker import CommandResult, Docker
 from tests.parity.creates import assert_same
 from tests.parity.differences import ADDRESSES, ALWAYS, Allowance, differences
 from tests.parity.pairs import LONG_ID, Pair
@@ -51,7 +51,7 @@ def put_files(directory: Path) -> None:
         (directory / name).write_text(f"{name}\n" if name != "env" else "FROM_FILE=one\n")
 
 
-async def whole_life(pair: Pair, docker: Docker) -> tuple[dict[str, object], list[Done]]:
+async def whole_life(pair: Pair, docker: Docker) -> tuple[dict[str, object], list[CommandResult]]:
     """Its containers, by service, and what was answered; nothing is left, so that names can come again."""
     compose = ("compose", "-p", pair.mark, "-f", str(pair.directory / "compose.yaml"))
     try:

@@ -13,7 +13,7 @@ import pytest
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
-from tests.gate.docker import Docker, Done
+from tests.gate.docker import CommandResult, Docker
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, serving_gate
 
@@ -34,7 +34,7 @@ def given(workspace: Path) -> Path:
     return workspace / "code"
 
 
-async def run_program(url: str, image: str, folder: Path, **settings: str) -> Done:
+async def run_program(url: str, image: str, folder: Path, **settings: str) -> CommandResult:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(PROGRAM), image, str(folder)),
@@ -49,7 +49,7 @@ async def run_program(url: str, image: str, folder: Path, **settings: str) -> Do
         if process.returncode is None:
             process.kill()
     assert process.returncode is not None
-    return Done(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)
 
 
 async def left(docker: Docker) -> list[bytes]:
