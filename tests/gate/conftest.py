@@ -1,9 +1,9 @@
-"""A gate before the real engine, for trusted callers, with the docker CLI in front."""
+"""A gate before the real engine, for trusted callers, with the docker CLI as its client; gates before a recorder."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from gpushared.ports import EngineFacts
 from tests.bed.fixtures import CdiEngine
 from tests.gate.copying import Copier, copier
 from tests.gate.docker import Docker
+from tests.gate.fuzz.recorded_gates import RecordedGates
 from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.people import people
 from tests.gate.serving import ROOT, Served, serving_gate
@@ -39,6 +40,12 @@ def each_engine(request: pytest.FixtureRequest, lease_service: FakeLeaseService)
 async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[Served]:
     async with serving_gate(Gate(docker_engine, lease_service), ROOT) as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def gates() -> Iterator[RecordedGates]:
+    with RecordedGates() as gates:
+        yield gates
 
 
 @pytest.fixture

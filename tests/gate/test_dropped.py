@@ -19,7 +19,7 @@ from gpushared.gate.api.fields import NEWEST
 from gpushared.gate.api.routes import Payload, Route, RouteAction
 from gpushared.ports import DeviceMechanism, EngineFacts
 from tests.gate.fuzz import wire
-from tests.gate.fuzz.bench import Bench
+from tests.gate.fuzz.recorded_gates import RecordedGates
 from tests.gate.fuzz.recording import EXEC
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ALICE, ROOT, request
@@ -45,18 +45,12 @@ OPTIONS = {"t": 1, "HostConfig": {"Privileged": True}, "Image": "x"}
 OLD, NEW = "1.41", f"{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    with Bench() as bench:
-        yield bench
-
-
 @pytest.fixture
-def newer(bench: Bench) -> Iterator[None]:
+def newer(gates: RecordedGates) -> Iterator[None]:
     """The engine speaks a version that is younger than the tables."""
-    bench.lease_service.facts = facts(NEW)
+    gates.lease_service.facts = facts(NEW)
     yield
-    bench.lease_service.facts = facts(OLD)
+    gates.lease_service.facts = facts(OLD)
 
 
 def facts(api_version: str) -> EngineFacts:
@@ -95,10 +89,10 @@ def status(answers: bytes) -> int:
 
 @pytest.mark.parametrize(("route", "method", "caller"), served(Payload.NONE))
 def test_a_body_where_none_belongs_is_dropped(
-    bench: Bench, route: Route, method: str, caller: Caller
+    gates: RecordedGates, route: Route, method: str, caller: Caller
 ) -> None:
     """What the engine gets, and what the client, is as without it."""
-    plain = bench.talk(asked(route, method), caller)
+    plain = gates.talk(asked(route, method), caller)
     raw = json.dumps(OPTIONS).encode()
     bodies = [
         (f"Content-Length: {len(raw)}", raw),
@@ -106,7 +100,7 @@ def test_a_body_where_none_belongs_is_dropped(
     ]
     for framing, body in bodies:
         head = asked(route, method).removesuffix(b"\r\n") + f"{framing}\r\n{JSON}\r\n\r\n".encode()
-        told = bench.talk(head + body, caller)
+        told = gates.talk(head + body, caller)
         assert status(told.answers) == status(plain.answers), told.answers
         assert told.reached == plain.reached
 
@@ -115,28 +109,28 @@ def test_a_body_where_none_belongs_is_dropped(
     ("route", "method", "caller"), [one for one in served(Payload.NONE) if one.values[1] in {"POST", "PUT"}]
 )
 def test_a_form_where_none_belongs_is_refused(
-    bench: Bench, route: Route, method: str, caller: Caller
+    gates: RecordedGates, route: Route, method: str, caller: Caller
 ) -> None:
     """The engine would read it as parameters."""
     form = "Content-Length: 3\r\nContent-Type: application/x-www-form-urlencoded; charset=x\r\n\r\nt=1"
-    told = bench.talk(asked(route, method).removesuffix(b"\r\n") + form.encode(), caller)
+    told = gates.talk(asked(route, method).removesuffix(b"\r\n") + form.encode(), caller)
     assert status(told.answers) == 400
     assert b"a form is not read here" in told.answers
     assert told.reached == []
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
-def test_a_body_where_none_belongs_is_read_up_to_a_bound(bench: Bench, caller: Caller) -> None:
-    told = bench.talk(request("POST", "/containers/mine/stop", b"x" * (64 * 1024 + 1)), caller)
+def test_a_body_where_none_belongs_is_read_up_to_a_bound(gates: RecordedGates, caller: Caller) -> None:
+    told = gates.talk(request("POST", "/containers/mine/stop", b"x" * (64 * 1024 + 1)), caller)
     assert status(told.answers) == 413
     assert told.reached == []
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
 @pytest.mark.parametrize("body", [b'{"Binds":["/:/host"]}', b"junkjunk", b'{"detachKeys":"a"}'])
-def test_a_start_that_brings_options_is_refused(bench: Bench, caller: Caller, body: bytes) -> None:
+def test_a_start_that_brings_options_is_refused(gates: RecordedGates, caller: Caller, body: bytes) -> None:
     """Engines refuse it too: before API 1.24 it was a HostConfig."""
-    told = bench.talk(request("POST", "/containers/mine/start", body, JSON), caller)
+    told = gates.talk(request("POST", "/containers/mine/start", body, JSON), caller)
     assert status(told.answers) == 400
     assert b"this request takes no body" in told.answers
     assert told.reached == []
@@ -144,11 +138,11 @@ def test_a_start_that_brings_options_is_refused(bench: Bench, caller: Caller, bo
 
 @pytest.mark.parametrize(("route", "method", "caller"), served(*Payload))
 def test_a_parameter_that_the_engine_does_not_read_is_dropped(
-    bench: Bench, route: Route, method: str, caller: Caller
+    gates: RecordedGates, route: Route, method: str, caller: Caller
 ) -> None:
-    plain = bench.talk(asked(route, method), caller)
+    plain = gates.talk(asked(route, method), caller)
     more = ["Image=x", "HostConfig=%7B%22Privileged%22%3Atrue%7D", "Cmd=a", "Cmd=b", "brand=%0a"]
-    told = bench.talk(asked(route, method, *more), caller)
+    told = gates.talk(asked(route, method, *more), caller)
     if route.action in TRUSTED:
         assert told.reached[0] != plain.reached[0], "only trusted callers may ask it: all goes on as it is"
         return
@@ -158,10 +152,10 @@ def test_a_parameter_that_the_engine_does_not_read_is_dropped(
 
 @pytest.mark.parametrize(("route", "method", "caller"), served(*Payload))
 def test_a_parameter_that_a_newer_engine_may_read_is_refused_or_passed_on(
-    bench: Bench, newer: None, route: Route, method: str, caller: Caller
+    gates: RecordedGates, newer: None, route: Route, method: str, caller: Caller
 ) -> None:
     """No option is lost in silence: trusted callers have what the engine has."""
-    told = bench.talk(asked(route, method, "Brand=new"), caller)
+    told = gates.talk(asked(route, method, "Brand=new"), caller)
     if caller.trusted:
         assert any(b"Brand=new" in raw for raw in told.reached)
     else:
@@ -180,12 +174,12 @@ CLOSED = [
 
 @pytest.mark.parametrize(("method", "target", "name"), CLOSED)
 def test_a_parameter_that_engines_read_and_confined_callers_may_not_give_is_refused(
-    bench: Bench, method: str, target: str, name: str
+    gates: RecordedGates, method: str, target: str, name: str
 ) -> None:
-    told = bench.talk(request(method, target), ALICE)
+    told = gates.talk(request(method, target), ALICE)
     assert f"the parameter {name} is not for you".encode() in told.answers
     assert told.reached == []
-    assert target.encode() in b"".join(bench.talk(request(method, target), ROOT).reached)
+    assert target.encode() in b"".join(gates.talk(request(method, target), ROOT).reached)
 
 
 def test_the_table_of_closed_parameters_is_tried_in_full() -> None:
@@ -199,13 +193,13 @@ READ = {RouteAction.CREATE, RouteAction.UPDATE, RouteAction.EXEC_CREATE}
 
 @pytest.mark.parametrize(("route", "method", "caller"), WITH_JSON)
 def test_a_field_that_the_engine_does_not_read_is_dropped(
-    bench: Bench, route: Route, method: str, caller: Caller
+    gates: RecordedGates, route: Route, method: str, caller: Caller
 ) -> None:
-    plain = bench.talk(asked(route, method), caller)
+    plain = gates.talk(asked(route, method), caller)
     more: dict[str, Any] = {"platform": "linux", "Brand": {"HostConfig": {"Privileged": True}}, "_query": [1]}
     if route.action is RouteAction.CREATE:
         more["name"] = "x"  # elsewhere it is another spelling of a field
-    told = bench.talk(asked(route, method, **more), caller)
+    told = gates.talk(asked(route, method, **more), caller)
     assert status(told.answers) == status(plain.answers) < 300, told.answers
     if not caller.trusted or route.action in READ:
         assert told.reached == plain.reached
@@ -216,9 +210,9 @@ def test_a_field_that_the_engine_does_not_read_is_dropped(
     [one for one in WITH_JSON if one.values[2] is ALICE or one.values[0].action in READ],
 )
 def test_a_field_that_a_newer_engine_may_read_is_refused(
-    bench: Bench, newer: None, route: Route, method: str, caller: Caller
+    gates: RecordedGates, newer: None, route: Route, method: str, caller: Caller
 ) -> None:
-    told = bench.talk(asked(route, method, Brand="new"), caller)
+    told = gates.talk(asked(route, method, Brand="new"), caller)
     assert status(told.answers) == 403
     assert b"Brand is no field that gpushared knows" in told.answers
     assert not any(raw.startswith(b"POST") for raw in told.reached)
@@ -227,13 +221,13 @@ def test_a_field_that_a_newer_engine_may_read_is_refused(
 @pytest.mark.parametrize("facts_of", [lambda: facts(""), lambda: facts("nightly"), lambda: facts(NEW)])
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
 def test_an_engine_that_does_not_say_its_version_may_know_more(
-    bench: Bench, caller: Caller, facts_of: Any
+    gates: RecordedGates, caller: Caller, facts_of: Any
 ) -> None:
-    bench.lease_service.facts = facts_of()
+    gates.lease_service.facts = facts_of()
     try:
-        told = bench.talk(request("POST", "/containers/create", b'{"Image":"x","Brand":1}'), caller)
+        told = gates.talk(request("POST", "/containers/create", b'{"Image":"x","Brand":1}'), caller)
     finally:
-        bench.lease_service.facts = facts(OLD)
+        gates.lease_service.facts = facts(OLD)
     assert status(told.answers) == 403
 
 
@@ -259,29 +253,31 @@ MEANT = [
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
 @pytest.mark.parametrize(("path", "body", "words"), MEANT)
 def test_what_the_engine_would_read_otherwise_is_refused_and_not_dropped(
-    bench: Bench, caller: Caller, path: str, body: str, words: str
+    gates: RecordedGates, caller: Caller, path: str, body: str, words: str
 ) -> None:
-    told = bench.talk(request("POST", path, body.encode(), JSON), caller)
+    told = gates.talk(request("POST", path, body.encode(), JSON), caller)
     assert status(told.answers) == 400, told.answers
     assert words.encode() in told.answers
     assert not any(raw.startswith(b"POST") for raw in told.reached)
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
-def test_a_clients_own_spelling_is_sent_as_the_engine_describes_it(bench: Bench, caller: Caller) -> None:
+def test_a_clients_own_spelling_is_sent_as_the_engine_describes_it(
+    gates: RecordedGates, caller: Caller
+) -> None:
     body = b'{"Cmd":["true"],"detachKeys":"ctrl-a"}'
-    told = bench.talk(request("POST", "/containers/mine/exec", body, JSON), caller)
+    told = gates.talk(request("POST", "/containers/mine/exec", body, JSON), caller)
     sent = wire.read(next(raw for raw in told.reached if raw.startswith(b"POST")))
     assert json.loads(sent.body) == {"Cmd": ["true"], "DetachKeys": "ctrl-a"}
 
 
 def test_what_was_dropped_is_named_in_the_log_without_values(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    gates: RecordedGates, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "gpushared.gate")
     body = json.dumps({"Image": "x", **{f"Brand{number}": "secret" for number in range(30)}}).encode()
-    bench.talk(request("POST", "/containers/create?Brand=secret", body, JSON), ROOT)
-    bench.talk(request("POST", "/containers/mine/stop", b'{"t":"secret"}', JSON), ROOT)
+    gates.talk(request("POST", "/containers/create?Brand=secret", body, JSON), ROOT)
+    gates.talk(request("POST", "/containers/mine/stop", b'{"t":"secret"}', JSON), ROOT)
     first = ", ".join(f"Brand{number}" for number in range(20))
     assert [line.getMessage() for line in caplog.records if line.name.startswith("gpushared.gate")] == [
         "the engine does not read Brand of /containers/create",

@@ -12,7 +12,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.gate.api.routes import parse_target
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz import wire
-from tests.gate.fuzz.bench import Bench, Seen
+from tests.gate.fuzz.recorded_gates import Outcome, RecordedGates
 from tests.gate.fuzz.recording import CONTAINER, MARK
 from tests.gate.fuzz.requests import streams
 from tests.gate.fuzz.rig import fuzzed
@@ -22,13 +22,13 @@ LOOKS = {"GET", "HEAD"}
 OF_THE_CLIENTS_CONNECTION = {b"expect", b"te", b"trailer", b"keep-alive", b"proxy-connection"}
 
 
-def check(seen: Seen, caller: Caller) -> None:
+def check(outcome: Outcome, caller: Caller) -> None:
     """The oracle."""
     changes = 0
-    for raw in seen.reached:
+    for raw in outcome.reached:
         if not raw:
             continue  # the client went away before its request was passed on
-        sent = _sent(raw)
+        sent = _request_of(raw)
         target = parse_target(sent.target)
         if caller is ROOT or sent.method not in LOOKS:  # look-ups of the gate's own write a blank otherwise
             assert target.encode() == sent.target, "the engine is given the canonical form"
@@ -36,13 +36,13 @@ def check(seen: Seen, caller: Caller) -> None:
         if sent.method in LOOKS:
             continue
         changes += 1
-        assert _judged(seen, sent), f"{sent} was not what was judged: {seen.judged}"
-        assert _plain(sent.target) in {_plain(each.target.encode()) for each in seen.judged if each.target}
-    let_through = sum(not _is_refused(line) for line in seen.lines) + _silent(seen)
+        assert _judged(outcome, sent), f"{sent} was not what was judged: {outcome.judged}"
+        assert _plain(sent.target) in {_plain(each.target.encode()) for each in outcome.judged if each.target}
+    let_through = sum(not _is_refused(line) for line in outcome.lines) + _silent(outcome)
     assert changes <= let_through, "no refused one arrives"
 
 
-def _sent(raw: bytes) -> wire.Sent:
+def _request_of(raw: bytes) -> wire.WireRequest:
     upgraded = b"\r\nupgrade: " in raw.partition(b"\r\n\r\n")[0].lower()
     try:
         return wire.read(raw, upgraded=upgraded)
@@ -50,22 +50,24 @@ def _sent(raw: bytes) -> wire.Sent:
         raise AssertionError(f"the engine got {raw!r}: {error}") from error
 
 
-def _judged(seen: Seen, sent: wire.Sent) -> bool:
+def _judged(outcome: Outcome, sent: wire.WireRequest) -> bool:
     """Whether a body that reaches the engine was judged; one where none belongs is dropped."""
     if not sent.body:
-        return any(each.method == sent.method for each in seen.judged)
+        return any(each.method == sent.method for each in outcome.judged)
     digest = hashlib.sha256(sent.body).hexdigest()
-    told = {line.digest for line in seen.lines if line.method == sent.method and not _is_refused(line)}
-    return digest in told or digest in {each.streamed for each in seen.judged if each.method == sent.method}
+    told = {line.digest for line in outcome.lines if line.method == sent.method and not _is_refused(line)}
+    return digest in told or digest in {
+        each.streamed for each in outcome.judged if each.method == sent.method
+    }
 
 
 def _is_refused(line: AuditLine) -> bool:
     return bool(line.code)
 
 
-def _silent(seen: Seen) -> int:
+def _silent(outcome: Outcome) -> int:
     """Requests that leave no line, because they change nothing."""
-    paths = [each.target.path for each in seen.judged if each.target]
+    paths = [each.target.path for each in outcome.judged if each.target]
     return sum(path.endswith(("/wait", "/resize", "/auth")) for path in paths)
 
 
@@ -77,29 +79,29 @@ def _plain(target: bytes) -> bytes:
 @fuzzed(250)
 @given(raw=streams())
 def test_what_reaches_the_engine_is_one_proper_request_and_the_one_that_was_judged(
-    bench: Bench, caller: Caller, raw: bytes
+    gates: RecordedGates, caller: Caller, raw: bytes
 ) -> None:
-    check(bench.talk(raw, caller), caller)
+    check(gates.talk(raw, caller), caller)
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
 @fuzzed(60)
 @given(raw=st.binary(max_size=300))
-def test_noise_reaches_nobody(bench: Bench, caller: Caller, raw: bytes) -> None:
-    assert bench.talk(raw, caller).reached == []
+def test_noise_reaches_nobody(gates: RecordedGates, caller: Caller, raw: bytes) -> None:
+    assert gates.talk(raw, caller).reached == []
 
 
-def test_the_oracle_sees_what_passes(bench: Bench) -> None:
+def test_the_oracle_sees_what_passes(gates: RecordedGates) -> None:
     """A request that is let through is recorded, judged, answered by the engine and told to the audit."""
     body = b'{"Image":"x"}'
     raw = request("POST", "/v1.41/containers/create", body)
     for caller in (ROOT, ALICE):
-        seen = bench.talk(raw, caller)
-        created = wire.read(seen.reached[-1])
+        outcome = gates.talk(raw, caller)
+        created = wire.read(outcome.reached[-1])
         assert (created.method, created.target) == ("POST", b"/v1.41/containers/create")
-        assert [line.digest for line in seen.lines] == [hashlib.sha256(created.body).hexdigest()]
-        assert MARK.encode() in seen.answers
-        check(seen, caller)
+        assert [line.digest for line in outcome.lines] == [hashlib.sha256(created.body).hexdigest()]
+        assert MARK.encode() in outcome.answers
+        check(outcome, caller)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def bodies(draw: st.DrawFn) -> bytes:
     return (text + after).encode()
 
 
-class Bench(Rig):
+class TappedGates(Rig):
     """Gates before a real engine, and what they send to it."""
 
     def __init__(self, engine: str, image: str) -> None:
@@ -158,18 +158,18 @@ class Bench(Rig):
 
 
 @pytest.fixture(scope="module")
-def bench(docker_engine: str, busybox_image: str) -> Iterator[Bench]:
-    with Bench(docker_engine, busybox_image) as bench:
-        yield bench
+def gates(docker_engine: str, busybox_image: str) -> Iterator[TappedGates]:
+    with TappedGates(docker_engine, busybox_image) as gates:
+        yield gates
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
 @fuzzed(40)
 @given(body=bodies())
 def test_the_container_that_is_made_is_the_one_that_was_judged(
-    bench: Bench, caller: Caller, body: bytes
+    gates: TappedGates, caller: Caller, body: bytes
 ) -> None:
-    reply, sent, made = bench.create(body, caller)
+    reply, sent, made = gates.create(body, caller)
     if made is None:
         assert reply.status in {400, 403, 409, 429, 500}, reply
         assert caller.trusted or reply.status != 500, "the engine is not asked what it cannot do"
@@ -221,9 +221,9 @@ def _holds(said: Any, is_so: Any) -> bool:
 
 
 @pytest.mark.parametrize("caller", [ROOT, ALICE], ids=lambda caller: caller.name)
-def test_the_oracle_sees_containers_and_what_is_wrong_with_them(bench: Bench, caller: Caller) -> None:
+def test_the_oracle_sees_containers_and_what_is_wrong_with_them(gates: TappedGates, caller: Caller) -> None:
     body = b'{"Image":"IMAGE","Cmd":["true"],"HostConfig":{"NetworkMode":"none","Memory":67108864}}'
-    reply, sent, made = bench.create(body, caller)
+    reply, sent, made = gates.create(body, caller)
     assert reply.status == 201
     assert surprises(sent, made) == []
     made["HostConfig"] |= {"Privileged": True, "Memory": 1 << 30}

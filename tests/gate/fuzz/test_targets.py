@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,7 @@ from hypothesis import strategies as st
 from gpushared.gate.api.endpoints import match_route
 from gpushared.gate.api.routes import parse_target
 from gpushared.gate.docker_gate import Gate
-from tests.gate.fuzz.rig import fuzzed
+from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.lease_services import FakeLeaseService
 from tests.gate.serving import ROOT, Connections, Reply, Served, ask, request, serving_gate
 
@@ -80,25 +77,16 @@ def targets(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(FORMS)) + "/".join(words) + draw(st.sampled_from(TAILS))
 
 
-class Bench:
+class GateAndEngine(Rig):
     """The engine's own socket and a gate before it."""
 
     def __init__(self, engine: str) -> None:
-        self._runner = asyncio.Runner()
-        self._stack = AsyncExitStack()
+        super().__init__()
         self._engine = engine
 
-    def __enter__(self) -> Self:
-        self._runner.run(self._open())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
-
-    async def _open(self) -> None:
+    async def open(self) -> None:
         serving = serving_gate(Gate(self._engine, FakeLeaseService()), ROOT)
-        self._gate = await self._stack.enter_async_context(serving)
+        self._gate = await self.stack.enter_async_context(serving)
         self._direct = Served(Path(self._engine), Connections())
 
     def both(self, method: str, target: str) -> tuple[Reply, Reply]:
@@ -108,23 +96,23 @@ class Bench:
             raw = request(method, target, b"", "Connection: close")
             return await ask(self._gate, raw), await ask(self._direct, raw)
 
-        return self._runner.run(ask_both())
+        return self.runner.run(ask_both())
 
 
 @pytest.fixture(scope="module")
-def bench(docker_engine: str) -> Iterator[Bench]:
-    with Bench(docker_engine) as bench:
-        yield bench
+def gate_and_engine(docker_engine: str) -> Iterator[GateAndEngine]:
+    with GateAndEngine(docker_engine) as gate_and_engine:
+        yield gate_and_engine
 
 
 @fuzzed(150)
 @given(method=st.sampled_from(["GET", "GET", "POST", "DELETE"]), target=targets())
 def test_a_path_is_the_same_endpoint_for_the_gate_and_for_the_engine(
-    bench: Bench, method: str, target: str
+    gate_and_engine: GateAndEngine, method: str, target: str
 ) -> None:
     if "events" in target or (method == "POST" and NAME not in target):
         return  # it would never end, or make something
-    ours, theirs = bench.both(method, target)
+    ours, theirs = gate_and_engine.both(method, target)
     if is_refused_by_us(ours):
         return
     parsed = parse_target(target.encode())
@@ -147,8 +135,8 @@ def words(reply: Reply) -> object:
     return reply.body
 
 
-def test_the_gate_and_the_engine_are_both_asked(bench: Bench) -> None:
+def test_the_gate_and_the_engine_are_both_asked(gate_and_engine: GateAndEngine) -> None:
     for target in ("/info", "/v1.41/info", f"/containers/{NAME}/json"):
-        ours, theirs = bench.both("GET", target)
+        ours, theirs = gate_and_engine.both("GET", target)
         assert not is_refused_by_us(ours) or ours.status == 404
         assert (ours.status, words(ours)) == (theirs.status, words(theirs))

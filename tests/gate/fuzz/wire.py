@@ -11,7 +11,7 @@ FIELD = re.compile(rb"(%b): ?([!-~\x80-\xff](?:[ \t!-~\x80-\xff]*[!-~\x80-\xff])
 
 
 @dataclass(frozen=True)
-class Sent:
+class WireRequest:
     """A request as it went over the wire. Names of headers are in lower case."""
 
     method: str
@@ -23,7 +23,7 @@ class Sent:
         return [value for key, value in self.headers if key == name]
 
 
-def read(raw: bytes, *, upgraded: bool = False) -> Sent:
+def read(raw: bytes, *, upgraded: bool = False) -> WireRequest:
     """The one request that ``raw`` is. Raises ``ValueError`` where it is less, more, or something else.
 
     ``upgraded``: bytes of another protocol may follow it.
@@ -35,14 +35,14 @@ def read(raw: bytes, *, upgraded: bool = False) -> Sent:
     if not separator or start is None or not all(matches):
         raise ValueError(f"no proper head: {head!r}")
     headers = tuple((match[1].lower(), match[2] or b"") for match in matches if match)
-    sent = Sent(start[1].decode(), start[2], headers, b"")
+    sent = WireRequest(start[1].decode(), start[2], headers, b"")
     body, after = _body(sent, rest)
     if after and not upgraded:
         raise ValueError(f"bytes after the request: {after!r}")
-    return Sent(sent.method, sent.target, headers, body)
+    return WireRequest(sent.method, sent.target, headers, body)
 
 
-def _body(sent: Sent, rest: bytes) -> tuple[bytes, bytes]:
+def _body(sent: WireRequest, rest: bytes) -> tuple[bytes, bytes]:
     lengths, codings = sent.values(b"content-length"), sent.values(b"transfer-encoding")
     if len(lengths) + len(codings) > 1 or len(sent.values(b"host")) != 1:
         raise ValueError(f"framed twice, or for no host: {sent.headers}")

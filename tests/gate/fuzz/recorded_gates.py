@@ -21,7 +21,7 @@ ANSWER_SECONDS = 20
 
 
 @dataclass(frozen=True)
-class Judged:
+class UnderstoodRequest:
     """A request that came to the gate, as the gate understood it; None where it did not."""
 
     method: str
@@ -31,28 +31,30 @@ class Judged:
 
 
 @dataclass
-class Seen:
+class Outcome:
     """What one client's bytes led to."""
 
     answers: bytes = b""
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[UnderstoodRequest] = field(default_factory=list)
     lines: list[AuditLine] = field(default_factory=list)
     reached: list[bytes] = field(default_factory=list)
     """What the engine got, by connection."""
 
 
-class _Watched(Gate):
-    """Keeps what was judged."""
+class _WatchedGate(Gate):
+    """Record the requests as the gate understands them."""
 
-    def __init__(self, engine: str, lease_service: FakeLeaseService, seen: Seen) -> None:
-        super().__init__(engine, lease_service, audit=seen.lines.append)
-        self._seen = seen
+    def __init__(self, engine: str, lease_service: FakeLeaseService, outcome: Outcome) -> None:
+        super().__init__(engine, lease_service, audit=outcome.lines.append)
+        self._outcome = outcome
 
     async def handle(self, exchange: Exchange) -> None:
         try:
             await super().handle(exchange)
         finally:
-            self._seen.judged.append(Judged(exchange.method, _understood(exchange), exchange.body_digest))
+            self._outcome.judged.append(
+                UnderstoodRequest(exchange.method, _understood(exchange), exchange.body_digest)
+            )
 
 
 def _understood(exchange: Exchange) -> Target | None:
@@ -62,30 +64,30 @@ def _understood(exchange: Exchange) -> Target | None:
         return None
 
 
-class Bench(Rig):
+class RecordedGates(Rig):
     """``talk`` is one client's connection from its first byte to the end of everything it started."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen = Seen()
+        self._outcome = Outcome()
         self._recorder = Recorder()
         self.lease_service = FakeLeaseService()
         self._served: dict[Caller, Served] = {}
 
-    def talk(self, raw: bytes, caller: Caller) -> Seen:
+    def talk(self, raw: bytes, caller: Caller) -> Outcome:
         """Send ``raw`` and no more; what came of it."""
         return self.runner.run(self._talk(raw, caller))
 
     async def open(self) -> None:
         self._recorder = await self.stack.enter_async_context(recording())
         for caller in (ROOT, ALICE):
-            gate = _Watched(self._recorder.path, self.lease_service, self._seen)
+            gate = _WatchedGate(self._recorder.path, self.lease_service, self._outcome)
             serving = serving_gate(gate, caller, LIMITS)
             self._served[caller] = await self.stack.enter_async_context(serving)
 
-    async def _talk(self, raw: bytes, caller: Caller) -> Seen:
-        seen = self._seen
-        for kept in (seen.judged, seen.lines, seen.reached, self._recorder.connections):
+    async def _talk(self, raw: bytes, caller: Caller) -> Outcome:
+        outcome = self._outcome
+        for kept in (outcome.judged, outcome.lines, outcome.reached, self._recorder.connections):
             kept.clear()
         async with asyncio.timeout(ANSWER_SECONDS), raw_client(self._served[caller]) as client:
             try:
@@ -96,7 +98,7 @@ class Bench(Rig):
                 answers = b""
         await self._settled()
         reached = [bytes(got) for got in self._recorder.connections]
-        return Seen(answers, list(seen.judged), list(seen.lines), reached)
+        return Outcome(answers, list(outcome.judged), list(outcome.lines), reached)
 
     async def _settled(self) -> None:
         async with asyncio.timeout(ANSWER_SECONDS):
