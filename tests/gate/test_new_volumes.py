@@ -19,7 +19,7 @@ from gpushared.gate.mounts import volume_owners
 from tests.bed import parts
 from tests.gate.docker import DockerClients, docker_clients
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.pinning import mounted
+from tests.gate.mounting import mounted
 from tests.gate.serving import ALICE
 
 TAG = "gate-new-volumes:latest"

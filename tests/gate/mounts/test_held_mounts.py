@@ -22,7 +22,7 @@ from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.bed.parts import BUSYBOX_TAR
-from tests.gate.pinning import PATIENCE_SECONDS, Holding, account, give, mounted, until, wish, words
+from tests.gate.mounting import PATIENCE_SECONDS, Holding, account, give, mounted, until, wish, words
 from tests.gate.serving import ALICE, BOB
 
 pytestmark = pytest.mark.docker

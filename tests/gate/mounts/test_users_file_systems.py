@@ -20,7 +20,7 @@ from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts.held_mounts import AT_ONCE, HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.fuse import DEVICE, Fuse, fuse
-from tests.gate.pinning import Holding, account, give, lose, names, wish, words
+from tests.gate.mounting import Holding, account, give, lose, names, wish, words
 from tests.gate.serving import ALICE, BOB
 
 pytestmark = [

@@ -1,11 +1,10 @@
-"""A gate with pins of its own before one of the bed's engines, and what root sees of them."""
+"""A gate with held mounts of its own before one of the bed's engines, and what root sees of them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import secrets
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gpushared.domain.model.request import Caller
-from gpushared.gate.api.site import SitePolicy
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts import kernel
 from gpushared.gate.mounts.held_mounts import ROOT, HeldMounts
@@ -37,7 +35,7 @@ class Holding:
     direct: Docker
     home: Path
     new_life: Callable[[], HeldMounts]
-    """Pins as the daemon's next life has them."""
+    """The held mounts as the daemon's next life has them."""
 
     @property
     def pins(self) -> HeldMounts:
@@ -73,7 +71,7 @@ class Holding:
 
 
 async def names(engine: EngineSocket, pins: HeldMounts) -> list[str]:
-    """The pins that there are, as the engine's mounts show them."""
+    """Return the names of the held mounts, as the engine's mounts show them."""
     table = Path(f"/proc/{await engine.peer_pid()}/mountinfo").read_text().splitlines()
     points = [line.split()[4] for line in table]
     beginning = f"{ROOT}/{pins.beginning}"
@@ -89,10 +87,6 @@ async def lose(engine: EngineSocket, *pins: str) -> None:
 def words(holding: Holding, source: Path, *command: str) -> tuple[str, ...]:
     """Of a create that mounts the source at /x."""
     return ("--label", f"test={holding.home.name}", "-v", f"{source}:/x", holding.alice.image, *command)
-
-
-def make_pins(engine: EngineSocket, policy: SitePolicy, ledger: Path, owner: str = "") -> HeldMounts:
-    return HeldMounts(engine, lambda: policy, owner=owner or secrets.token_hex(8), ledger=ledger)
 
 
 def account(caller: Caller = ALICE, home: Path | str = "") -> Account:

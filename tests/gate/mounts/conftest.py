@@ -1,4 +1,4 @@
-"""Alice, her home, and a gate with pins before each of the bed's engines."""
+"""Alice, her home, and a gate with held mounts before each of the bed's engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpushared.gate.mounts.held_mounts import HeldMounts
 from gpushared.net.http_client import EngineSocket
 from tests.gate.docker import Docker
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.pinning import Holding, give, make_pins
+from tests.gate.mounting import Holding, give
 from tests.gate.serving import ALICE, serving_gate
 
 SECRET = "root's"
@@ -25,7 +25,7 @@ SECRET = "root's"
 @pytest.fixture
 def home() -> Iterator[Path]:
     """``own`` is alice's alone, ``secret`` root's alone."""
-    path = Path(tempfile.mkdtemp(prefix="pins-home-"))
+    path = Path(tempfile.mkdtemp(prefix="mounts-home-"))
     path.chmod(0o755)
     for name, mode, text in (("own", 0o700, "mine"), ("secret", 0o700, SECRET)):
         (path / name / "d").mkdir(parents=True)
@@ -57,7 +57,7 @@ async def holding(
     policy = SitePolicy(bind_prefixes=(str(home),))
 
     def new_life() -> HeldMounts:
-        return make_pins(engine, policy, tmp_path / "ledger", owner=home.name)
+        return HeldMounts(engine, lambda: policy, owner=home.name, ledger=tmp_path / "ledger")
 
     gate = Gate(engine.path, lease_service, policy, pins=new_life())
     async with AsyncExitStack() as stack:
