@@ -29,8 +29,8 @@ FEW = UserLimits(connections=4)
 ASKED = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
-class House:
-    """A front, and what it told the audit."""
+class ServedFront:
+    """A front on a socket of its own, and the refusals that it told the audit."""
 
     def __init__(self, limits: UserLimits = FEW) -> None:
         self.refused: list[tuple[RequestRefusal, Caller]] = []
@@ -45,7 +45,7 @@ class House:
         self.refused.append((refusal, caller))
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[House]:
+    async def open(self) -> AsyncIterator[ServedFront]:
         async with self.front.serving(listen(self.socket, 0o666)):
             yield self
 
@@ -79,67 +79,67 @@ async def asked(path: Path, uid: int) -> bytes:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with House().open() as opened:
+async def served() -> AsyncIterator[ServedFront]:
+    async with ServedFront().open() as opened:
         yield opened
 
 
-async def test_a_user_is_served_by_the_number_that_the_kernel_says(house: House) -> None:
-    assert (await asked(house.socket, OWNER)).endswith(str(OWNER).encode())
+async def test_a_user_is_served_by_the_number_that_the_kernel_says(served: ServedFront) -> None:
+    assert (await asked(served.socket, OWNER)).endswith(str(OWNER).encode())
 
 
-async def test_a_subordinate_id_is_refused_in_words_and_told_to_the_audit(house: House) -> None:
-    answer = await asked(house.socket, FIRST + 9)
+async def test_a_subordinate_id_is_refused_in_words_and_told_to_the_audit(served: ServedFront) -> None:
+    answer = await asked(served.socket, FIRST + 9)
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert f"uid {FIRST + 9} is a subordinate id of uid {OWNER}".encode() in answer
-    [(refusal, caller)] = house.refused
+    [(refusal, caller)] = served.refused
     assert (refusal.status, caller.uid, caller.trusted) == (403, FIRST + 9, False)
 
 
-async def test_the_ids_of_a_range_have_the_connections_of_one_user_together(house: House) -> None:
+async def test_the_ids_of_a_range_have_the_connections_of_one_user_together(served: ServedFront) -> None:
     with ExitStack() as stack:
         for uid in range(FIRST, FIRST + FEW.connections):
-            stack.enter_context(connected(house.socket, uid))
-        assert b"429 Too Many Requests" in await asked(house.socket, FIRST + 100)
-        assert (await asked(house.socket, OWNER)).endswith(str(OWNER).encode())
+            stack.enter_context(connected(served.socket, uid))
+        assert b"429 Too Many Requests" in await asked(served.socket, FIRST + 100)
+        assert (await asked(served.socket, OWNER)).endswith(str(OWNER).encode())
 
 
-async def test_each_connection_beyond_the_bound_hears_so_and_others_are_served(house: House) -> None:
+async def test_each_connection_beyond_the_bound_hears_so_and_others_are_served(served: ServedFront) -> None:
     with ExitStack() as stack:
-        held = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(FEW.connections)]
-        more = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(2 * MAX_REFUSALS_AT_ONCE)]
+        held = [stack.enter_context(connected(served.socket, OWNER)) for _ in range(FEW.connections)]
+        more = [stack.enter_context(connected(served.socket, OWNER)) for _ in range(2 * MAX_REFUSALS_AT_ONCE)]
         answers = await asyncio.gather(*map(said, more))
         assert all(b"429 Too Many Requests" in answer for answer in answers)
         assert all(b"you have 4 connections" in answer for answer in answers)
-        assert (await asked(house.socket, OTHER)).endswith(str(OTHER).encode())
+        assert (await asked(served.socket, OTHER)).endswith(str(OTHER).encode())
         assert (await said(held[0], ASKED)).endswith(str(OWNER).encode())
-    assert {refusal.status for refusal, _ in house.refused} == {429}
+    assert {refusal.status for refusal, _ in served.refused} == {429}
 
 
-async def test_who_closes_what_he_has_is_let_in_again(house: House) -> None:
+async def test_who_closes_what_he_has_is_let_in_again(served: ServedFront) -> None:
     with ExitStack() as stack:
-        held = [stack.enter_context(connected(house.socket, OWNER)) for _ in range(FEW.connections)]
-        assert b"429 " in await asked(house.socket, OWNER)
+        held = [stack.enter_context(connected(served.socket, OWNER)) for _ in range(FEW.connections)]
+        assert b"429 " in await asked(served.socket, OWNER)
         assert all([await said(channel, ASKED) for channel in held])
     async with asyncio.timeout(30):
-        while b"429 " in await asked(house.socket, OWNER):
+        while b"429 " in await asked(served.socket, OWNER):
             pass  # the daemon has not yet seen the last of them end
 
 
 async def test_thousands_who_come_at_once_fill_no_queue() -> None:
-    async with House(UserLimits(connections=16)).open() as house:
+    async with ServedFront(UserLimits(connections=16)).open() as served:
         with ExitStack() as stack:
             for _ in range(3000):  # nobody accepts meanwhile: the loop that would is busy here
-                stack.enter_context(connected(house.socket, OWNER))
-            assert (await asked(house.socket, OTHER)).endswith(str(OTHER).encode())
+                stack.enter_context(connected(served.socket, OWNER))
+            assert (await asked(served.socket, OTHER)).endswith(str(OTHER).encode())
 
 
 async def test_where_the_system_has_no_more_files_connections_wait_until_it_has(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    served: ServedFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front, "PAUSE_SECONDS", 0.01)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with connected(house.socket, OWNER) as channel:
+    with connected(served.socket, OWNER) as channel:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             await asyncio.sleep(0.05)

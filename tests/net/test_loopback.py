@@ -26,8 +26,8 @@ async def answer_json(request: WebRequest) -> WebReply:
     return WebReply(200, f"{request.caller.name} {request.body.decode()}".encode())
 
 
-class Door:
-    """Answers with who asked; on ``/raw`` it leaves HTTP and does what ``raw`` does."""
+class EchoHandlers:
+    """Answer with the caller's name; on ``/raw`` leave HTTP, and hand the connection to the test."""
 
     def __init__(self) -> None:
         self.raw: asyncio.Queue[tuple[Wire, bytes]] = asyncio.Queue()
@@ -55,16 +55,16 @@ class Door:
 
 
 @pytest.fixture
-async def door() -> Door:
-    return Door()
+async def handlers() -> EchoHandlers:
+    return EchoHandlers()
 
 
 @pytest.fixture
-async def loopback_gate(door: Door) -> AsyncIterator[LoopbackGate]:
+async def loopback_gate(handlers: EchoHandlers) -> AsyncIterator[LoopbackGate]:
     made = LoopbackGate()
-    made.serve(door.routes)
+    made.serve(handlers.routes)
     yield made
-    door.done.set()
+    handlers.done.set()
     await made.close()
 
 
@@ -78,12 +78,12 @@ async def ask(loopback_gate: LoopbackGate, caller: Caller, head: bytes) -> bytes
 
 
 async def raw(
-    loopback_gate: LoopbackGate, door: Door
+    loopback_gate: LoopbackGate, handlers: EchoHandlers
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[Wire, bytes]]:
     reader, writer = await loopback_gate.open_as(ADA)
     writer.write(b"POST /raw HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
-    return reader, writer, await door.raw.get()
+    return reader, writer, await handlers.raw.get()
 
 
 async def test_each_connection_is_the_given_caller_s(loopback_gate: LoopbackGate) -> None:
@@ -102,8 +102,10 @@ async def test_the_gate_can_be_asked_like_an_engine(loopback_gate: LoopbackGate)
     assert (answer.status, answer.body) == (200, b"eve")
 
 
-async def test_a_half_close_is_the_end_of_one_direction(loopback_gate: LoopbackGate, door: Door) -> None:
-    reader, writer, (server, said) = await raw(loopback_gate, door)
+async def test_a_half_close_is_the_end_of_one_direction(
+    loopback_gate: LoopbackGate, handlers: EchoHandlers
+) -> None:
+    reader, writer, (server, said) = await raw(loopback_gate, handlers)
     writer.write(b"all I have to say")
     writer.write_eof()
     while data := await server.read():
@@ -115,8 +117,10 @@ async def test_a_half_close_is_the_end_of_one_direction(loopback_gate: LoopbackG
     writer.close()
 
 
-async def test_who_does_not_read_is_not_written_to_for_ever(loopback_gate: LoopbackGate, door: Door) -> None:
-    reader, writer, (server, _) = await raw(loopback_gate, door)
+async def test_who_does_not_read_is_not_written_to_for_ever(
+    loopback_gate: LoopbackGate, handlers: EchoHandlers
+) -> None:
+    reader, writer, (server, _) = await raw(loopback_gate, handlers)
 
     async def pour() -> None:
         for _ in range(MANY):
@@ -135,13 +139,15 @@ async def test_who_does_not_read_is_not_written_to_for_ever(loopback_gate: Loopb
     writer.close()
 
 
-async def test_who_hangs_up_ends_what_was_waited_for(loopback_gate: LoopbackGate, door: Door) -> None:
+async def test_who_hangs_up_ends_what_was_waited_for(
+    loopback_gate: LoopbackGate, handlers: EchoHandlers
+) -> None:
     _, writer = await loopback_gate.open_as(ADA)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     await writer.drain()
     writer.close()
     async with asyncio.timeout(10):
-        await door.hung_up.wait()
+        await handlers.hung_up.wait()
 
 
 async def test_one_user_may_have_so_many_and_no_more(
@@ -162,7 +168,7 @@ async def test_one_user_may_have_so_many_and_no_more(
             await asyncio.sleep(0.01)  # no event announces that a connection is over
 
 
-async def test_before_the_doors_are_open_nobody_is_let_in() -> None:
+async def test_before_the_daemon_serves_nobody_is_let_in() -> None:
     with pytest.raises(Unavailable):
         await LoopbackGate().open_as(ADA)
 
@@ -177,9 +183,11 @@ async def test_at_the_end_all_are_hung_up_on(loopback_gate: LoopbackGate) -> Non
     bare.close()
 
 
-async def test_an_answer_that_is_cut_off_is_no_answer(loopback_gate: LoopbackGate, door: Door) -> None:
+async def test_an_answer_that_is_cut_off_is_no_answer(
+    loopback_gate: LoopbackGate, handlers: EchoHandlers
+) -> None:
     call = asyncio.create_task(loopback_gate.gate_as(ADA).call("GET", b"/wait"))
-    await door.waiting.wait()
+    await handlers.waiting.wait()
     await loopback_gate.close()
     with pytest.raises(EngineUnavailable):
         await call
