@@ -376,7 +376,7 @@ async def test_what_a_line_holds_is_printable_and_bounded(away: Gates) -> None:
 
 
 async def test_a_request_beyond_what_one_user_may_have_at_once_leaves_a_line() -> None:
-    """On either side of the door."""
+    """Requests of docker and calls of the daemon alike."""
     lines: list[AuditLine] = []
     gate = Gate(NO_ENGINE, FakeLeaseService(), audit=lines.append)
     shares = Shares(UserLimits(requests=0))

@@ -48,15 +48,15 @@ class Daemon:
         listening = selectors.DefaultSelector()
         for name, mode in ((PRIVILEGED, 0o700), (PUBLIC, 0o666)):
             (pipe / name).unlink(missing_ok=True)
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            door.bind(str(pipe / name))
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.bind(str(pipe / name))
             (pipe / name).chmod(mode)
-            door.listen(64)
-            listening.register(door, selectors.EVENT_READ)
+            listener.listen(64)
+            listening.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in listening.select():
-                door = key.fileobj  # type: ignore[assignment]
-                line, _peer = door.accept()
+                listener = key.fileobj  # type: ignore[assignment]
+                line, _peer = listener.accept()
                 with line:
                     self.converse(line)
 

@@ -38,20 +38,20 @@ def driver() -> FakeComputeModes:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Path:
+def modes_file(tmp_path: Path) -> Path:
     return tmp_path / "state" / LEDGER_NAME
 
 
-def next_life(modes: ExclusiveModes, driver: FakeComputeModes, ledger: Path) -> ExclusiveModes:
+def next_life(modes: ExclusiveModes, driver: FakeComputeModes, modes_file: Path) -> ExclusiveModes:
     """What a crash leaves: the driver's modes, the file, and no lock."""
     modes.close()
-    return ExclusiveModes(driver, ledger)
+    return ExclusiveModes(driver, modes_file)
 
 
 async def test_the_mode_holds_from_the_first_lease_to_the_last(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     for name in ("l-1", "l-2", "l-1"):
         await modes.hold(name, ONE)
     await modes.leave("l-1")
@@ -59,11 +59,11 @@ async def test_the_mode_holds_from_the_first_lease_to_the_last(
     await modes.leave("l-2")
     await modes.leave("l-2")
     assert driver.history == [(FIRST, EXCLUSIVE_PROCESS), (FIRST, DEFAULT)]
-    assert not ledger.exists()
+    assert not modes_file.exists()
 
 
 async def test_what_was_found_is_on_the_disk_before_anything_is_set(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
     class Crash(Exception):
         pass
@@ -74,31 +74,31 @@ async def test_what_was_found_is_on_the_disk_before_anything_is_set(
 
     driver.set_compute_mode = crash  # type: ignore[method-assign]  # the daemon dies in this very moment
     with pytest.raises(Crash):
-        await ExclusiveModes(driver, ledger).hold("l-1", ONE)
-    (entry,) = read_ledger(ledger).values()
+        await ExclusiveModes(driver, modes_file).hold("l-1", ONE)
+    (entry,) = read_ledger(modes_file).values()
     assert (entry.before, entry.leases) == (DEFAULT, frozenset({"l-1"}))
 
 
 async def test_after_a_crash_the_mode_stays_for_leases_that_live_and_goes_with_those_that_do_not(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     await modes.hold("l-2", TWO)
-    modes = next_life(modes, driver, ledger)
+    modes = next_life(modes, driver, modes_file)
     await modes.restore_unneeded({"l-1"})
     assert driver.modes == {FIRST: EXCLUSIVE_PROCESS, SECOND: DEFAULT}
-    modes = next_life(modes, driver, ledger)
+    modes = next_life(modes, driver, modes_file)
     await modes.hold("l-1", ONE)
     await modes.leave("l-1")
     assert driver.modes == {FIRST: DEFAULT, SECOND: DEFAULT}
 
 
 async def test_a_mode_that_the_admin_set_is_neither_noted_nor_put_back(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
     driver.modes[FIRST] = EXCLUSIVE_PROCESS
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     await modes.leave("l-1")
     await modes.free(ONE)
@@ -106,23 +106,23 @@ async def test_a_mode_that_the_admin_set_is_neither_noted_nor_put_back(
 
 
 async def test_a_mode_that_somebody_changed_meanwhile_is_left_as_it_is(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     driver.modes[FIRST] = PROHIBITED
     await modes.leave("l-1")
     assert driver.modes[FIRST] == PROHIBITED
-    assert not ledger.exists()
+    assert not modes_file.exists()
 
 
 async def test_a_mode_that_a_boot_took_is_set_again_and_what_was_found_first_is_kept(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     driver.modes[FIRST] = DEFAULT
-    modes = next_life(modes, driver, ledger)
+    modes = next_life(modes, driver, modes_file)
     await modes.hold("l-1", ONE)
     assert driver.modes[FIRST] == EXCLUSIVE_PROCESS
     await modes.leave("l-1")
@@ -131,23 +131,23 @@ async def test_a_mode_that_a_boot_took_is_set_again_and_what_was_found_first_is_
 
 @pytest.mark.parametrize("error", [AWAY, TimedOut("the driver hangs")], ids=str)
 async def test_a_mode_that_cannot_be_put_back_is_put_back_at_the_next_start(
-    driver: FakeComputeModes, ledger: Path, error: GpushareError
+    driver: FakeComputeModes, modes_file: Path, error: GpushareError
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     driver.fail_next(error)
     await modes.leave("l-1")
-    (entry,) = read_ledger(ledger).values()
+    (entry,) = read_ledger(modes_file).values()
     assert entry.leases == frozenset()
-    modes = next_life(modes, driver, ledger)
+    modes = next_life(modes, driver, modes_file)
     await modes.restore_unneeded({"l-1"})
     assert driver.modes[FIRST] == DEFAULT
 
 
 async def test_a_lease_of_the_whole_gpu_finds_it_as_it_was_or_is_told_that_it_does_not(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    modes = ExclusiveModes(driver, ledger)
+    modes = ExclusiveModes(driver, modes_file)
     await modes.hold("l-1", ONE)
     driver.fail_next(AWAY)
     with pytest.raises(SharingUnavailable, match="still in the compute mode EXCLUSIVE_PROCESS"):
@@ -160,41 +160,43 @@ async def test_a_lease_of_the_whole_gpu_finds_it_as_it_was_or_is_told_that_it_do
     ("mode", "sentence"), [(None, "GPU 0 tells no compute mode"), (PROHIBITED, "compute mode PROHIBITED")]
 )
 async def test_a_gpu_whose_mode_cannot_be_ours_is_refused_with_what_to_do(
-    driver: FakeComputeModes, ledger: Path, mode: int | None, sentence: str
+    driver: FakeComputeModes, modes_file: Path, mode: int | None, sentence: str
 ) -> None:
     driver.modes[FIRST] = mode
     with pytest.raises(SharingUnavailable, match=sentence) as refused:
-        await ExclusiveModes(driver, ledger).hold("l-1", ONE)
+        await ExclusiveModes(driver, modes_file).hold("l-1", ONE)
     assert "exclusive_process" in (refused.value.hint or "")
-    assert not ledger.exists()
+    assert not modes_file.exists()
 
 
 async def test_without_the_right_to_set_modes_the_lease_is_refused(
-    driver: FakeComputeModes, ledger: Path
+    driver: FakeComputeModes, modes_file: Path
 ) -> None:
     driver.fail_next(GpusUnavailable("no permission", hint="be root"))
     with pytest.raises(SharingUnavailable, match="cannot be set to EXCLUSIVE_PROCESS: no permission"):
-        await ExclusiveModes(driver, ledger).hold("l-1", ONE)
+        await ExclusiveModes(driver, modes_file).hold("l-1", ONE)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"GPU-a": {}}', '{"GPU-a": {"before": "x", "leases": []}}'])
 async def test_a_file_that_cannot_be_read_is_trouble_and_not_taken_for_an_empty_one(
-    driver: FakeComputeModes, ledger: Path, text: str
+    driver: FakeComputeModes, modes_file: Path, text: str
 ) -> None:
-    ledger.parent.mkdir()
-    ledger.write_text(text)
+    modes_file.parent.mkdir()
+    modes_file.write_text(text)
     with pytest.raises(SharingUnavailable, match="cannot be kept in"):
-        await ExclusiveModes(driver, ledger).restore_unneeded(())
-    assert ledger.read_text() == text
+        await ExclusiveModes(driver, modes_file).restore_unneeded(())
+    assert modes_file.read_text() == text
 
 
-async def test_only_one_process_at_a_time_sees_to_the_modes(driver: FakeComputeModes, ledger: Path) -> None:
-    first = ExclusiveModes(driver, ledger)
+async def test_only_one_process_at_a_time_sees_to_the_modes(
+    driver: FakeComputeModes, modes_file: Path
+) -> None:
+    first = ExclusiveModes(driver, modes_file)
     await first.restore_unneeded(())
     with pytest.raises(SharingUnavailable, match="another process"):
-        await ExclusiveModes(driver, ledger).restore_unneeded(())
+        await ExclusiveModes(driver, modes_file).restore_unneeded(())
     first.close()
-    await ExclusiveModes(driver, ledger).restore_unneeded(())
+    await ExclusiveModes(driver, modes_file).restore_unneeded(())
 
 
 # --- with the sharing ---
@@ -202,11 +204,11 @@ async def test_only_one_process_at_a_time_sees_to_the_modes(driver: FakeComputeM
 
 @pytest.fixture
 async def sharing(
-    mps_control_binary: Path, runtime_dir: Path, driver: FakeComputeModes, ledger: Path
+    mps_control_binary: Path, runtime_dir: Path, driver: FakeComputeModes, modes_file: Path
 ) -> AsyncIterator[MpsSharing]:
     """Over the real program, behind one that knows the flag for several users."""
     newer = program(runtime_dir / "newer", f'exec "{mps_control_binary}" ${{1:+-f}}')
-    made = MpsSharing(runtime_dir, binary=newer, modes=ExclusiveModes(driver, ledger))
+    made = MpsSharing(runtime_dir, binary=newer, modes=ExclusiveModes(driver, modes_file))
     yield made
     await made.close(keep_running=False)
 
@@ -236,19 +238,19 @@ async def test_a_whole_gpu_is_leased_in_the_mode_that_was_there_before(
 
 
 async def test_a_stop_leaves_the_mode_to_leases_that_go_on(
-    sharing: MpsSharing, driver: FakeComputeModes, ledger: Path
+    sharing: MpsSharing, driver: FakeComputeModes, modes_file: Path
 ) -> None:
     await sharing.open(lease(1), exclusively(FIRST))
     await sharing.close(keep_running=True)
     assert driver.modes[FIRST] == EXCLUSIVE_PROCESS
-    await ExclusiveModes(driver, ledger).restore_unneeded({"l-1"})
+    await ExclusiveModes(driver, modes_file).restore_unneeded({"l-1"})
     assert driver.modes[FIRST] == EXCLUSIVE_PROCESS
 
 
 async def test_the_clean_up_after_a_crash_puts_back_what_nobody_needs(
-    sharing: MpsSharing, driver: FakeComputeModes, ledger: Path
+    sharing: MpsSharing, driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    before = ExclusiveModes(driver, ledger)
+    before = ExclusiveModes(driver, modes_file)
     await before.hold("l-gone", ONE)
     before.close()
     await sharing.sweep({"l-1"})
@@ -256,10 +258,10 @@ async def test_the_clean_up_after_a_crash_puts_back_what_nobody_needs(
 
 
 async def test_trouble_with_the_modes_does_not_keep_a_lease_from_ending(
-    sharing: MpsSharing, driver: FakeComputeModes, ledger: Path
+    sharing: MpsSharing, driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    ledger.parent.mkdir(exist_ok=True)
-    ledger.write_text("{")
+    modes_file.parent.mkdir(exist_ok=True)
+    modes_file.write_text("{")
     await sharing.open(lease(1), GPUS)
     await sharing.close_lease(lease(1).id, "l-1")
     await sharing.sweep(())
@@ -267,9 +269,9 @@ async def test_trouble_with_the_modes_does_not_keep_a_lease_from_ending(
 
 
 async def test_an_mps_with_a_server_for_each_user_cannot_have_a_gpu_to_itself(
-    mps_control_binary: Path, runtime_dir: Path, driver: FakeComputeModes, ledger: Path
+    mps_control_binary: Path, runtime_dir: Path, driver: FakeComputeModes, modes_file: Path
 ) -> None:
-    older = MpsSharing(runtime_dir, binary=mps_control_binary, modes=ExclusiveModes(driver, ledger))
+    older = MpsSharing(runtime_dir, binary=mps_control_binary, modes=ExclusiveModes(driver, modes_file))
     with pytest.raises(SharingUnavailable, match="needs a server for each user") as refused:
         await older.open(lease(1), exclusively(FIRST))
     assert "580" in (refused.value.hint or "")

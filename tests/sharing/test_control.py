@@ -225,7 +225,7 @@ async def test_who_has_only_a_lease_directory_may_ask_but_neither_set_nor_quit(
 async def test_only_the_owner_may_enter_the_directory_of_a_daemon_for_all_users(
     mps_control_binary: Path, runtime_dir: Path
 ) -> None:
-    """An older daemon needs an open door for its servers; what can be set through it stays closed."""
+    """An older daemon lets anybody reach its servers; what can be set through it stays closed."""
     accepting = program(runtime_dir / "newer", f'exec "{mps_control_binary}" ${{1:+-f}}')
     shared = MpsControl(accepting, runtime_dir / "m", (FIRST,), multiuser=True)
     single = control(mps_control_binary, runtime_dir / "u")

@@ -108,24 +108,26 @@ async def test_a_process_of_ours_joins_beside_the_containers_of_a_user(
 async def test_after_a_reboot_the_limits_are_there_before_the_engine_has_answered(
     tree: Tree, tmp_path: Path
 ) -> None:
-    ledger = tmp_path / "users.json"
+    users_file = tmp_path / "users.json"
     own = tree.fill(tree.path / "gpushare_users/here/1000")
-    await UserCgroups("here", ledger, root=tree.path).hold(1000, BOUNDS, V2)
+    await UserCgroups("here", users_file, root=tree.path).hold(1000, BOUNDS, V2)
     shutil.rmtree(own)
     tree.fill(own)
-    await UserCgroups("here", ledger, root=tree.path).restore(BOUNDS)
+    await UserCgroups("here", users_file, root=tree.path).restore(BOUNDS)
     assert (own / "pids.max").read_text() == "40"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"uids": [1]}', '{"cgroup_driver": "x"}'])
-async def test_a_broken_ledger_keeps_nobody_from_starting(tree: Tree, tmp_path: Path, text: str) -> None:
-    ledger = tmp_path / "users.json"
-    ledger.write_text(text)
-    await UserCgroups("here", ledger, root=tree.path).restore(BOUNDS)
-    walls = UserCgroups("here", ledger, root=tree.path)
+async def test_a_broken_file_of_users_keeps_nobody_from_starting(
+    tree: Tree, tmp_path: Path, text: str
+) -> None:
+    users_file = tmp_path / "users.json"
+    users_file.write_text(text)
+    await UserCgroups("here", users_file, root=tree.path).restore(BOUNDS)
+    walls = UserCgroups("here", users_file, root=tree.path)
     tree.fill(tree.path / "gpushare_users/here/7")
     await walls.hold(7, BOUNDS, V2)
-    assert json.loads(ledger.read_text())["uids"] == [7]
+    assert json.loads(users_file.read_text())["uids"] == [7]
 
 
 async def test_with_slices_only_systemd_writes_limits(tree: Tree, tmp_path: Path) -> None:

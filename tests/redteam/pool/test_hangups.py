@@ -53,23 +53,23 @@ def world(pool: World) -> Iterator[World]:
 
 
 @pytest.fixture
-def door(world: World) -> str:
+def docker_host(world: World) -> str:
     """Where machine a reaches the gate of node b, on which a job holds one of two GPUs for an hour at most.
 
     Only because of that limit b keeps its other GPU for a client that asks for both.
     """
     job = world.submit("--node", "b", "--time", "1h")
     world.wait_running(job)
-    return world.nodes["a"].gpushare("door", job).strip().removeprefix("unix://")
+    return world.nodes["a"].gpushare("docker-host", job).strip().removeprefix("unix://")
 
 
 def client(world: World, *words: str) -> Program:
     return world.nodes["a"].machine.start(*words, log=f"client-{next(_NUMBERS)}.log")
 
 
-def bare(world: World, door: str, how: str = "waits") -> Program:
+def bare(world: World, docker_host: str, how: str = "waits") -> Program:
     """A client that asks for both GPUs of b."""
-    return client(world, sys.executable, str(CLIENT), door, how)
+    return client(world, sys.executable, str(CLIENT), docker_host, how)
 
 
 def queued(world: World) -> list[Json]:
@@ -105,9 +105,9 @@ def runs(world: World, job: str) -> None:
     wait_until(lambda: world.job(job)["state"] == "running", f"job {job} runs", RUNS_SECONDS)
 
 
-def test_docker_that_is_killed_while_it_waits(world: World, door: str) -> None:
+def test_docker_that_is_killed_while_it_waits(world: World, docker_host: str) -> None:
     words = ("run", "--rm", "--network", "none", "--gpus", "2", parts.BUSYBOX_IMAGE, "true")
-    program = client(world, str(parts.DOCKER), "-H", f"unix://{door}", *words)
+    program = client(world, str(parts.DOCKER), "-H", f"unix://{docker_host}", *words)
     waits(world)
     job = refused(world)
     program.kill()
@@ -115,8 +115,8 @@ def test_docker_that_is_killed_while_it_waits(world: World, door: str) -> None:
     runs(world, job)
 
 
-def test_a_client_that_says_no_more_and_is_killed_afterwards(world: World, door: str) -> None:
-    program = bare(world, door, "half")
+def test_a_client_that_says_no_more_and_is_killed_afterwards(world: World, docker_host: str) -> None:
+    program = bare(world, docker_host, "half")
     waits(world)
     job = refused(world)
     assert queued(world), "the end of what it sends is not its own end"
@@ -125,8 +125,8 @@ def test_a_client_that_says_no_more_and_is_killed_afterwards(world: World, door:
     runs(world, job)
 
 
-def test_a_client_whose_end_stands_behind_what_nobody_reads(world: World, door: str) -> None:
-    program = bare(world, door, "floods")
+def test_a_client_whose_end_stands_behind_what_nobody_reads(world: World, docker_host: str) -> None:
+    program = bare(world, docker_host, "floods")
     waits(world)
     job = world.submit("--node", "b")
     program.kill()
@@ -134,16 +134,18 @@ def test_a_client_whose_end_stands_behind_what_nobody_reads(world: World, door: 
     runs(world, job)
 
 
-def test_a_client_that_goes_on_sending_hides_its_end_and_does_not_wait(world: World, door: str) -> None:
-    program = bare(world, door, "floods")
+def test_a_client_that_goes_on_sending_hides_its_end_and_does_not_wait(
+    world: World, docker_host: str
+) -> None:
+    program = bare(world, docker_host, "floods")
     waits(world)
     left(world)
     wait_until(lambda: not program.running, "nobody takes what it sends")
     runs(world, world.submit("--node", "b"))
 
 
-def test_a_client_whose_own_daemon_is_killed_and_stays_away(world: World, door: str) -> None:
-    program = bare(world, door)
+def test_a_client_whose_own_daemon_is_killed_and_stays_away(world: World, docker_host: str) -> None:
+    program = bare(world, docker_host)
     waits(world)
     job = refused(world)
     world.nodes["a"].kill()
@@ -152,8 +154,8 @@ def test_a_client_whose_own_daemon_is_killed_and_stays_away(world: World, door: 
     program.kill()
 
 
-def test_a_client_whose_machine_is_cut_off_without_a_word(world: World, door: str) -> None:
-    program = bare(world, door)
+def test_a_client_whose_machine_is_cut_off_without_a_word(world: World, docker_host: str) -> None:
+    program = bare(world, docker_host)
     waits(world)
     job = refused(world)
     world.cut("a")
@@ -164,8 +166,8 @@ def test_a_client_whose_machine_is_cut_off_without_a_word(world: World, door: st
     program.kill()
 
 
-def test_a_client_that_is_killed_while_the_coordinator_is_away(world: World, door: str) -> None:
-    program = bare(world, door)
+def test_a_client_that_is_killed_while_the_coordinator_is_away(world: World, docker_host: str) -> None:
+    program = bare(world, docker_host)
     waits(world)
     world.coordinator.kill()
     program.kill()
@@ -174,8 +176,8 @@ def test_a_client_that_is_killed_while_the_coordinator_is_away(world: World, doo
     runs(world, world.submit("--node", "b"))
 
 
-def test_many_clients_that_are_killed_at_once(world: World, door: str) -> None:
-    programs = [bare(world, door, "half" if number % 2 else "waits") for number in range(MANY)]
+def test_many_clients_that_are_killed_at_once(world: World, docker_host: str) -> None:
+    programs = [bare(world, docker_host, "half" if number % 2 else "waits") for number in range(MANY)]
     waits(world, MANY)
     job = refused(world)
     for program in programs:
@@ -188,10 +190,10 @@ def test_many_clients_that_are_killed_at_once(world: World, door: str) -> None:
 
 
 def test_a_client_that_waits_has_its_room_in_the_end_though_the_coordinator_died_meanwhile(
-    world: World, door: str
+    world: World, docker_host: str
 ) -> None:
     """One that has said all it had to say is no client that is gone."""
-    programs = [bare(world, door, how) for how in ("waits", "half")]
+    programs = [bare(world, docker_host, how) for how in ("waits", "half")]
     waits(world, len(programs))
     world.coordinator.kill()
     time.sleep(5.0)
@@ -207,16 +209,16 @@ def test_a_client_that_waits_has_its_room_in_the_end_though_the_coordinator_died
         node.gpushare("stop", lease, check=False)
 
 
-def test_the_end_of_a_programs_input_is_not_the_end_of_its_client(world: World, door: str) -> None:
+def test_the_end_of_a_programs_input_is_not_the_end_of_its_client(world: World, docker_host: str) -> None:
     words = ("run", "-i", "--rm", "--network", "none", parts.BUSYBOX_IMAGE)
     script = "sh -c 'cat; sleep 5; echo said after the end'"
-    host = f"{parts.DOCKER} -H unix://{door}"
+    host = f"{parts.DOCKER} -H unix://{docker_host}"
     done = world.nodes["a"].machine.run("sh", "-c", f"echo hello | {host} {' '.join(words)} {script}")
     assert done.stdout.split("\n") == ["hello", "said after the end", ""]
 
 
 def test_a_node_that_keeps_room_for_its_own_users_is_as_good_as_others_when_they_have_gone(
-    world: World, door: str
+    world: World, docker_host: str
 ) -> None:
     node = world.nodes["b"]
     lease = node.call("Leases/Request", {"gpu": "2"})["id"]

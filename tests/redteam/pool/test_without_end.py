@@ -31,16 +31,16 @@ def renewal(lab: Lab) -> pool_pb2.RenewRequest:
     return pool_pb2.RenewRequest(csr=signed.public_bytes(serialization.Encoding.PEM), now=time.time())
 
 
-def test_a_member_does_not_fill_the_ledger_with_certificates(lab: Lab) -> None:
+def test_a_member_does_not_fill_the_signature_log(lab: Lab) -> None:
     """It has several in a row, for an honest one may be interrupted; then one an hour."""
     asked = renewal(lab)
-    ledger = lab.coordinator.directory / "s" / "ca" / "issued.jsonl"
-    before = len(ledger.read_bytes().splitlines())
+    signatures = lab.coordinator.directory / "s" / "ca" / "issued.jsonl"
+    before = len(signatures.read_bytes().splitlines())
     with lab.as_member() as channel:
         codes = [ask(channel, "Join/Renew", asked)[0] for _ in range(60)]
     assert codes[0] is Code.OK
     assert codes[-1] is Code.RESOURCE_EXHAUSTED
-    assert len(ledger.read_bytes().splitlines()) - before < 30
+    assert len(signatures.read_bytes().splitlines()) - before < 30
 
 
 def test_strangers_keep_no_answer_open_that_never_ends(lab: Lab) -> None:
