@@ -1,4 +1,4 @@
-"""The adapter and hands for real containers, for the shared engines of the test bed."""
+"""The adapter and real containers, on the shared engines of the test bed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import Edits
 from tests.bed.fixtures import CdiEngine
-from tests.engine.world import DockerHands
+from tests.engine.containers import DockerContainers
 
 
 class TidyEngine(DockerEngine):
@@ -33,8 +33,8 @@ async def engine(docker_engine: str, tmp_path: Path) -> AsyncIterator[DockerEngi
 
 
 @pytest.fixture
-def hands(docker_engine: str, busybox_image: str) -> Iterator[DockerHands]:
-    made = DockerHands(docker_engine)
+def containers(docker_engine: str, busybox_image: str) -> Iterator[DockerContainers]:
+    made = DockerContainers(docker_engine)
     yield made
     made.clean_up()
 
@@ -50,7 +50,7 @@ async def cdi(cdi_engine: CdiEngine) -> AsyncIterator[DockerEngine]:
 
 
 @pytest.fixture
-def cdi_hands(cdi_engine: CdiEngine) -> Iterator[DockerHands]:
-    made = DockerHands(cdi_engine.socket)
+def cdi_containers(cdi_engine: CdiEngine) -> Iterator[DockerContainers]:
+    made = DockerContainers(cdi_engine.socket)
     yield made
     made.clean_up()

@@ -13,7 +13,16 @@ from gpushared.domain.model.lease import ComputeCap, ContainerId, MemoryWall, Wa
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.ports import LABEL_DEVICE, LABEL_OWNER, ContainerFacts, ContainerStatus, Edits, Engine
 from gpushared.testing import FakeEngine
-from tests.engine.world import DockerHands, Hands, event, events_until, facts, is_gone, is_now, unique_name
+from tests.engine.containers import (
+    Containers,
+    DockerContainers,
+    event,
+    events_until,
+    facts,
+    is_gone,
+    is_now,
+    unique_name,
+)
 
 NOBODY = ContainerId("f" * 64)
 EDITS = Edits((), Walls(MemoryWall.NONE, ComputeCap.NONE), env={"GPUSHARE_LEASE": "l-1"})
@@ -22,7 +31,7 @@ EDITS = Edits((), Walls(MemoryWall.NONE, ComputeCap.NONE), env={"GPUSHARE_LEASE"
 @dataclass
 class World:
     engine: Engine
-    hands: Hands
+    containers: Containers
 
     async def create(
         self, *, owner_uid: int | None = None, restart_policy: str = "no", name: str = ""
@@ -30,11 +39,11 @@ class World:
         """A container of the daemon's, whose device exists where the engine wants devices."""
         device = unique_name()
         await self.engine.write_device(device, EDITS)
-        return self.hands.create(device, owner_uid=owner_uid, restart_policy=restart_policy, name=name)
+        return self.containers.create(device, owner_uid=owner_uid, restart_policy=restart_policy, name=name)
 
     async def run(self, *, restart_policy: str = "no") -> ContainerId:
         container = await self.create(restart_policy=restart_policy)
-        self.hands.start(container)
+        self.containers.start(container)
         return container
 
 
@@ -52,9 +61,12 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         return
     shared = request.getfixturevalue(request.param)
     socket = shared if isinstance(shared, str) else shared.socket
-    adapter, hands = DockerEngine(socket, simulated_gpus=True, spec_dir=tmp_path), DockerHands(socket)
-    yield World(adapter, hands)
-    hands.clean_up()
+    adapter, containers = (
+        DockerEngine(socket, simulated_gpus=True, spec_dir=tmp_path),
+        DockerContainers(socket),
+    )
+    yield World(adapter, containers)
+    containers.clean_up()
     await adapter.close()
 
 
@@ -69,7 +81,7 @@ async def test_it_says_what_it_is(world: World) -> None:
 async def test_a_survey_lists_the_daemons_containers_in_every_state_and_no_others(world: World) -> None:
     """After a restart of the daemon, this is how it finds its own again."""
     created, running, exited = await world.create(), await world.run(), await world.run()
-    stranger = world.hands.create()
+    stranger = world.containers.create()
     await world.engine.stop(exited, 5)
     statuses = {found.id: found.status for found in await world.engine.containers()}
     assert statuses[created] is ContainerStatus.CREATED
@@ -93,7 +105,7 @@ async def test_inspect_tells_who_and_what_a_container_is(world: World) -> None:
 
 async def test_a_container_that_the_gate_did_not_create_has_no_owner_and_no_device(world: World) -> None:
     """Absent labels are absent facts, not somebody's uid."""
-    found = await facts(world.engine, world.hands.create())
+    found = await facts(world.engine, world.containers.create())
     assert (found.device_name, found.owner_uid, found.restart_policy) == ("", None, "no")
 
 
@@ -125,7 +137,7 @@ async def test_a_container_that_ended_is_started_again(world: World) -> None:
     await world.engine.stop(container, 5)
     await world.engine.start_again(container)
     assert (await facts(world.engine, container)).status is ContainerStatus.RUNNING
-    world.hands.remove(container)
+    world.containers.remove(container)
     with pytest.raises(NotFound):
         await world.engine.start_again(container)
 
@@ -133,7 +145,7 @@ async def test_a_container_that_ended_is_started_again(world: World) -> None:
 async def test_a_paused_container_can_be_stopped(world: World) -> None:
     """A lease that expires while its container is frozen must end too."""
     container = await world.run()
-    world.hands.pause(container)
+    world.containers.pause(container)
     assert (await facts(world.engine, container)).status is ContainerStatus.PAUSED
     await world.engine.stop(container, 5)
     assert (await facts(world.engine, container)).status is ContainerStatus.EXITED
@@ -157,17 +169,17 @@ async def test_a_life_is_told_from_start_to_removal(world: World) -> None:
     stream = world.engine.events()
     container = await world.create()
     steps: list[tuple[Callable[[], None], ContainerStatus]] = [
-        (lambda: world.hands.start(container), ContainerStatus.RUNNING),
-        (lambda: world.hands.pause(container), ContainerStatus.PAUSED),
-        (lambda: world.hands.unpause(container), ContainerStatus.RUNNING),
-        (lambda: world.hands.exit(container, 3), ContainerStatus.EXITED),
+        (lambda: world.containers.start(container), ContainerStatus.RUNNING),
+        (lambda: world.containers.pause(container), ContainerStatus.PAUSED),
+        (lambda: world.containers.unpause(container), ContainerStatus.RUNNING),
+        (lambda: world.containers.exit(container, 3), ContainerStatus.EXITED),
     ]
     for act, status in steps:
         act()
         told = await event(stream, is_now(container, status))
     assert isinstance(told, ContainerFacts)
     assert told.exit_code == 3
-    world.hands.remove(container)
+    world.containers.remove(container)
     assert await event(stream, is_gone(container)) == container
 
 
@@ -175,16 +187,16 @@ async def test_nothing_is_missed_between_listening_and_the_first_read(world: Wor
     """Listening begins when `events` is called, not when somebody first waits for an event."""
     container = await world.create()
     stream = world.engine.events()
-    world.hands.start(container)
+    world.containers.start(container)
     assert await event(stream, is_now(container, ContainerStatus.RUNNING))
 
 
 async def test_strangers_are_not_told(world: World) -> None:
     """Containers without the label come and go without a word."""
     stream = world.engine.events()
-    stranger = world.hands.create()
-    world.hands.start(stranger)
-    world.hands.remove(stranger)
+    stranger = world.containers.create()
+    world.containers.start(stranger)
+    world.containers.remove(stranger)
     ours = await world.run()
     told = await events_until(stream, is_now(ours, ContainerStatus.RUNNING))
     assert stranger not in {one.id if isinstance(one, ContainerFacts) else one for one in told}

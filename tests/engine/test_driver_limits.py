@@ -26,11 +26,11 @@ from gpushared.sharing.driver_wall import DriverWall
 from gpushared.sharing.mps import MpsSharing
 from tests.bed.engine import UnifiedEngine
 from tests.bed.parts import BUSYBOX_IMAGE
-from tests.engine.world import unique_name
+from tests.engine.containers import unique_name
 from tests.gpus.fake_nvml import STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import close_and_join
 from tests.sharing.cgroups import real_root
-from tests.sharing.worlds import FIRST, GPUS, grant, lease
+from tests.sharing.samples import FIRST, GPUS, grant, lease
 
 OWN_ROOT = f"/proc/{os.getpid()}/root"
 LIMIT_BYTES = grant(FIRST).memory_bytes

@@ -13,56 +13,66 @@ from docker.errors import APIError
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.docker_engine import CALLS_AT_ONCE, DockerEngine
 from gpushared.ports import ContainerFacts, ContainerStatus
-from tests.engine.world import DockerHands, event, events_until, facts, is_gone, is_now, unique_name
+from tests.engine.containers import (
+    DockerContainers,
+    event,
+    events_until,
+    facts,
+    is_gone,
+    is_now,
+    unique_name,
+)
 
 DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
 
 
 @pytest.mark.parametrize("code", [0, 3, 127, 255])
-async def test_the_exit_code_is_the_programs_own(engine: DockerEngine, hands: DockerHands, code: int) -> None:
+async def test_the_exit_code_is_the_programs_own(
+    engine: DockerEngine, containers: DockerContainers, code: int
+) -> None:
     """Whatever it is."""
-    container = hands.create(unique_name(), command=("sh", "-c", f"exit {code}"))
-    hands.start(container)
-    hands.client.wait(container)
+    container = containers.create(unique_name(), command=("sh", "-c", f"exit {code}"))
+    containers.start(container)
+    containers.client.wait(container)
     found = await facts(engine, container)
     assert (found.status, found.exit_code) == (ContainerStatus.EXITED, code)
 
 
 async def test_a_program_that_ignores_the_signal_is_killed_after_the_grace(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """And its exit code says so."""
-    container = hands.create(unique_name(), command=DEAF)
-    hands.start(container)
+    container = containers.create(unique_name(), command=DEAF)
+    containers.start(container)
     await engine.stop(container, 0)
     assert (await facts(engine, container)).exit_code == 137
 
 
 async def test_stops_that_wait_for_their_grace_hold_up_nothing_else(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Even when there are more of them than calls can be made at once."""
-    containers = [hands.create(unique_name(), command=DEAF) for _ in range(CALLS_AT_ONCE + 1)]
-    for container in containers:
-        hands.start(container)
-    stops = [asyncio.create_task(engine.stop(container, 600)) for container in containers]
-    assert {(await facts(engine, container)).status for container in containers} == {ContainerStatus.RUNNING}
+    created = [containers.create(unique_name(), command=DEAF) for _ in range(CALLS_AT_ONCE + 1)]
+    for container in created:
+        containers.start(container)
+    stops = [asyncio.create_task(engine.stop(container, 600)) for container in created]
+    assert {(await facts(engine, container)).status for container in created} == {ContainerStatus.RUNNING}
     assert not any(stop.done() for stop in stops)
-    for container in containers:
-        hands.client.kill(container)
+    for container in created:
+        containers.client.kill(container)
     await asyncio.gather(*stops)
-    assert {(await facts(engine, container)).status for container in containers} == {ContainerStatus.EXITED}
+    assert {(await facts(engine, container)).status for container in created} == {ContainerStatus.EXITED}
 
 
 async def test_a_crash_loop_is_restarting_until_it_is_stopped(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Between two tries it is not exited: the engine will start it again, unless somebody stops it."""
     stream = engine.events()
-    container = hands.create(
+    container = containers.create(
         unique_name(), command=("sh", "-c", "sleep 0.1; exit 5"), restart_policy="always"
     )
-    hands.start(container)
+    containers.start(container)
     told = await event(stream, is_now(container, ContainerStatus.RESTARTING))
     assert isinstance(told, ContainerFacts)
     assert (told.exit_code, told.pid, told.restart_policy) == (5, 0, "always")
@@ -70,13 +80,15 @@ async def test_a_crash_loop_is_restarting_until_it_is_stopped(
     assert (await facts(engine, container)).status is ContainerStatus.EXITED
 
 
-async def test_a_restart_by_policy_is_told_as_running_again(engine: DockerEngine, hands: DockerHands) -> None:
+async def test_a_restart_by_policy_is_told_as_running_again(
+    engine: DockerEngine, containers: DockerContainers
+) -> None:
     """With another PID."""
     stream = engine.events()
-    container = hands.create(unique_name(), restart_policy="always")
-    hands.start(container)
+    container = containers.create(unique_name(), restart_policy="always")
+    containers.start(container)
     first = (await facts(engine, container)).pid
-    hands.exit(container, 5)
+    containers.exit(container, 5)
     again = await event(
         stream,
         lambda told: isinstance(told, ContainerFacts) and told.pid not in {0, first},
@@ -86,14 +98,14 @@ async def test_a_restart_by_policy_is_told_as_running_again(engine: DockerEngine
 
 
 async def test_the_exit_code_of_a_container_that_removes_itself_is_not_lost(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Its facts with the code are told before its id, however fast the engine removes it."""
     stream = engine.events()
     ended = {ContainerStatus.EXITED, ContainerStatus.REMOVING, ContainerStatus.DEAD}
     for code in range(10, 20):
-        container = hands.create(unique_name(), command=("sh", "-c", f"exit {code}"), auto_remove=True)
-        hands.start(container)
+        container = containers.create(unique_name(), command=("sh", "-c", f"exit {code}"), auto_remove=True)
+        containers.start(container)
         told = await events_until(stream, is_gone(container))
         ours = [one for one in told if isinstance(one, ContainerFacts) and one.id == container]
         assert ours[-1].status in ended
@@ -101,14 +113,14 @@ async def test_the_exit_code_of_a_container_that_removes_itself_is_not_lost(
 
 
 async def test_a_death_that_is_read_after_the_removal_keeps_its_exit_code(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Then nothing is left to inspect, and the engine's record of the death tells."""
     stream = engine.events()
-    container = hands.create(name := unique_name(), command=("sh", "-c", "exit 42"), owner_uid=1000)
-    hands.start(container)
-    hands.client.wait(container)
-    hands.remove(container)
+    container = containers.create(name := unique_name(), command=("sh", "-c", "exit 42"), owner_uid=1000)
+    containers.start(container)
+    containers.client.wait(container)
+    containers.remove(container)
     told = await events_until(stream, is_gone(container))
     [death] = [one for one in told if isinstance(one, ContainerFacts) and one.id == container]
     assert (death.status, death.exit_code) == (ContainerStatus.EXITED, 42)
@@ -116,17 +128,17 @@ async def test_a_death_that_is_read_after_the_removal_keeps_its_exit_code(
 
 
 async def test_a_container_that_could_not_be_started_says_why_until_it_can(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
-    container = hands.create(unique_name(), command=("/root/run",))
+    container = containers.create(unique_name(), command=("/root/run",))
     with pytest.raises(APIError):
-        hands.start(container)
+        containers.start(container)
     failed = await facts(engine, container)
     assert (failed.status, failed.exit_code) == (ContainerStatus.CREATED, 127)
     assert "/root/run" in failed.start_error
-    hands.client.put_archive(container, "/root", archive("run", "#!/bin/sh\nexit 3\n"))
-    hands.start(container)
-    hands.client.wait(container)
+    containers.client.put_archive(container, "/root", archive("run", "#!/bin/sh\nexit 3\n"))
+    containers.start(container)
+    containers.client.wait(container)
     ended = await facts(engine, container)
     assert (ended.exit_code, ended.start_error) == (3, "")
 
@@ -141,35 +153,39 @@ def archive(name: str, script: str) -> bytes:
     return data.getvalue()
 
 
-async def test_what_happened_since_the_last_survey_is_told(engine: DockerEngine, hands: DockerHands) -> None:
+async def test_what_happened_since_the_last_survey_is_told(
+    engine: DockerEngine, containers: DockerContainers
+) -> None:
     """So nothing falls between a survey and listening."""
-    container = hands.create(unique_name())
+    container = containers.create(unique_name())
     await engine.containers()
-    hands.start(container)
+    containers.start(container)
     assert await event(engine.events(), is_now(container, ContainerStatus.RUNNING))
 
 
 async def test_containers_that_go_while_they_are_looked_at_are_no_error(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Each is told as it is or not at all."""
-    containers = [hands.create(unique_name()) for _ in range(8)]
+    created = [containers.create(unique_name()) for _ in range(8)]
 
     async def remove(container: ContainerId) -> None:
-        await asyncio.to_thread(hands.remove, container)
+        await asyncio.to_thread(containers.remove, container)
 
     async def look(container: ContainerId) -> None:
         while (found := await engine.inspect(container)) is not None:
             assert found.id == container
             await engine.containers()
 
-    await asyncio.gather(*map(look, containers), *map(remove, containers))
-    assert not {found.id for found in await engine.containers()} & set(containers)
+    await asyncio.gather(*map(look, created), *map(remove, created))
+    assert not {found.id for found in await engine.containers()} & set(created)
 
 
-async def test_two_hundred_calls_at_once_are_all_answered(engine: DockerEngine, hands: DockerHands) -> None:
+async def test_two_hundred_calls_at_once_are_all_answered(
+    engine: DockerEngine, containers: DockerContainers
+) -> None:
     """By few threads."""
-    container = hands.create(unique_name())
+    container = containers.create(unique_name())
     found = await asyncio.gather(*(facts(engine, container) for _ in range(200)))
     assert {one.id for one in found} == {container}
     assert len([thread for thread in threading.enumerate() if thread.name == "engine-call"]) <= CALLS_AT_ONCE

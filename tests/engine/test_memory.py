@@ -10,7 +10,7 @@ from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.docker_engine import DockerEngine
 from gpushared.engine.reality import memory_used
-from tests.engine.world import DockerHands, unique_name
+from tests.engine.containers import DockerContainers, unique_name
 
 BOX = ContainerId("ab" * 32)
 V2 = "anon 700\nfile 300\nshmem 50\nactive_file 150\ninactive_file 100\n"
@@ -75,18 +75,18 @@ def test_what_cannot_be_read_counts_for_nothing(tmp_path: Path, cgroup: str, fil
 
 
 async def test_an_inspect_tells_the_limit_and_what_is_used_of_it(
-    engine: DockerEngine, hands: DockerHands
+    engine: DockerEngine, containers: DockerContainers
 ) -> None:
     """Memory of programs and of tmpfs counts, files that were written do not."""
-    container = hands.create(unique_name(), command=("sleep", "1000"))
+    container = containers.create(unique_name(), command=("sleep", "1000"))
     assert await memory_of(engine, container) == ContainerMemory()
-    hands.client.update_container(container, mem_limit=128 * MIB, memswap_limit=128 * MIB)
+    containers.client.update_container(container, mem_limit=128 * MIB, memswap_limit=128 * MIB)
     assert await memory_of(engine, container) == ContainerMemory(128 * MIB)
-    hands.start(container)
+    containers.start(container)
     for megabytes, file in ((20, "/dev/shm/counts"), (60, "/tmp/does-not")):
         write = f"head -c {megabytes * MIB} /dev/zero > {file} && sync {file}"
-        started = hands.client.exec_create(container, ["sh", "-c", write])
-        hands.client.exec_start(started["Id"])
+        started = containers.client.exec_create(container, ["sh", "-c", write])
+        containers.client.exec_start(started["Id"])
     memory = await memory_of(engine, container)
     assert memory.limit_bytes == 128 * MIB
     assert 20 * MIB <= memory.used_bytes < 60 * MIB

@@ -20,11 +20,11 @@ from gpushared.engine.engine_events import PENDING_LIMIT, ContainerChange, Event
 from gpushared.engine.workers import Connector
 from gpushared.ports import ContainerStatus, Edits
 from tests.bed.engine import PrivateEngine
-from tests.engine.world import (
+from tests.engine.containers import (
     STREAM_HEAD,
     VERSION_REPLY,
     Answer,
-    DockerHands,
+    DockerContainers,
     chunk,
     event,
     facts,
@@ -275,10 +275,10 @@ async def test_an_engine_that_went_away_is_used_again_when_it_is_back(
 ) -> None:
     """The stream ends, calls say that it is away, and the same adapter goes on afterwards."""
     real = private_engine()
-    engine, hands = DockerEngine(real.socket), DockerHands(real.socket)
-    container = hands.create(unique_name())
+    engine, containers = DockerEngine(real.socket), DockerContainers(real.socket)
+    container = containers.create(unique_name())
     stream = engine.events()
-    hands.start(container)
+    containers.start(container)
     await event(stream, is_now(container, ContainerStatus.RUNNING))
     await asyncio.to_thread(end, real)
     with pytest.raises(EngineUnavailable, match=real.socket):
@@ -289,9 +289,9 @@ async def test_an_engine_that_went_away_is_used_again_when_it_is_back(
     [found] = await engine.containers()
     assert (found.id, found.status) == (container, ContainerStatus.EXITED)
     stream = engine.events()
-    hands.start(container)
+    containers.start(container)
     assert await event(stream, is_now(container, ContainerStatus.RUNNING))
-    hands.clean_up()
+    containers.clean_up()
     await engine.close()
 
 
@@ -307,8 +307,8 @@ async def test_a_real_engine_that_hangs_is_used_again_when_it_goes_on(
     """Stopped by a signal, it accepts connections and answers none."""
     real = private_engine()
     pid = int((real.directory / "pid").read_text())
-    engine, hands = DockerEngine(real.socket, timeout_seconds=1), DockerHands(real.socket)
-    container = hands.create(unique_name())
+    engine, containers = DockerEngine(real.socket, timeout_seconds=1), DockerContainers(real.socket)
+    container = containers.create(unique_name())
     await facts(engine, container)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -323,5 +323,5 @@ async def test_a_real_engine_that_hangs_is_used_again_when_it_goes_on(
                 break
             except GpushareError:
                 continue
-    hands.clean_up()
+    containers.clean_up()
     await engine.close()

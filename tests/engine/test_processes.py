@@ -18,7 +18,7 @@ from gpushared.engine.processes import (
     place_of,
     start_ticks_of_stat,
 )
-from tests.engine.world import DockerHands, facts, unique_name
+from tests.engine.containers import DockerContainers, facts, unique_name
 
 A = ContainerId("3f" * 32)
 B = ContainerId("c0" * 32)
@@ -250,11 +250,11 @@ def test_not_more_handles_are_taken_than_a_service_can_spare(monkeypatch: pytest
 
 @pytest.mark.parametrize("handles", [True, False])
 async def test_processes_of_a_real_container_are_found_until_they_end(
-    engine: DockerEngine, hands: DockerHands, handles: bool
+    engine: DockerEngine, containers: DockerContainers, handles: bool
 ) -> None:
     """The main process by its host PID; gone with the container; PIDs that never were are not told."""
-    container = hands.create(unique_name())
-    hands.start(container)
+    container = containers.create(unique_name())
+    containers.start(container)
     pid = (await facts(engine, container)).pid
     table = ProcessTable(handles=ProcessHandles() if handles else None)
     found = table.look_up([pid, 2**22 + 1])

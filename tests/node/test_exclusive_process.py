@@ -17,7 +17,7 @@ from tests.bed import parts
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARED, DaemonProcess, Json, Refused, wait_until
 from tests.node.fake_driver import FakeDriver, make_driver
-from tests.sharing.worlds import program
+from tests.sharing.samples import program
 
 QUARTER = ("--label", "gpushare.gpu=0.25")
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.sharing.worlds import program
+from tests.sharing.samples import program
 
 SCRIPT = Path(__file__).with_name("fake_control.py")
 

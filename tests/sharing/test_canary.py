@@ -18,7 +18,7 @@ from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps
-from tests.sharing.worlds import GPUS, lease
+from tests.sharing.samples import GPUS, lease
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 OWN = os.getpid()

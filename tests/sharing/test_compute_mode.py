@@ -26,7 +26,7 @@ from gpushared.sharing.compute_mode import (
 )
 from gpushared.sharing.mps import MpsSharing
 from gpushared.testing import FakeComputeModes
-from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, lease, program
+from tests.sharing.samples import FIRST, GPUS, SECOND, grant, lease, program
 
 ONE, TWO = GPUS[FIRST], GPUS[SECOND]
 AWAY = GpusUnavailable("the driver is away")

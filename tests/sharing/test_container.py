@@ -19,7 +19,7 @@ from gpushared.ports import Edits
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
-from tests.sharing.worlds import FIRST, GPUS, grant, leasable_gib, lease
+from tests.sharing.samples import FIRST, GPUS, grant, leasable_gib, lease
 
 LIMIT_QUESTION = "get_default_device_pinned_mem_limit 0"
 LIBRARIES = ("/lib", "/lib64", "/usr/lib")

@@ -10,7 +10,7 @@ import pytest
 from gpushared.sharing.control import DaemonLimits, MpsControl
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps
-from tests.sharing.worlds import FIRST
+from tests.sharing.samples import FIRST
 
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.mps), "fake"])

@@ -18,7 +18,7 @@ from gpushared.domain.model.gpu import GpuId
 from gpushared.sharing.control import ControlTiming, DaemonLimits, MpsControl, check_pipe_path
 from gpushared.sharing.lease_directories import LeaseDirectories
 from tests.sharing import daemons
-from tests.sharing.worlds import FIRST, SECOND, program
+from tests.sharing.samples import FIRST, SECOND, program
 
 IMPATIENT = ControlTiming(command_seconds=0.3, start_seconds=0.6, quit_seconds=1.0, attempts=3)
 NOBODY = 65534

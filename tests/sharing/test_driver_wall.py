@@ -30,7 +30,7 @@ from gpushared.sharing.mps import MpsSharing
 from tests.gpus.fake_nvml import NO_MEMORY_LIMITS, STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
 from tests.gpus.worlds import close_and_join
 from tests.sharing import cgroups
-from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, lease, program
+from tests.sharing.samples import FIRST, GPUS, SECOND, grant, lease, program
 
 SET = NO_MEMORY_LIMITS[0]
 QUARTER_BYTES = grant(FIRST).memory_bytes

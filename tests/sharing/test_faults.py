@@ -21,7 +21,7 @@ from gpushared.sharing.mps import MpsSharing
 from gpushared.sharing.server_watch import culprit_of
 from tests.sharing import daemons
 from tests.sharing.fake_mps import FakeMps
-from tests.sharing.worlds import FIRST, GPUS, leasable_gib, lease
+from tests.sharing.samples import FIRST, GPUS, leasable_gib, lease
 
 IMPATIENT = ControlTiming(command_seconds=0.5, start_seconds=15.0, quit_seconds=1.0, attempts=3)
 NEVER_SECONDS = 3600.0
@@ -63,8 +63,8 @@ async def share(runtime_dir: Path, mps: FakeMps) -> AsyncIterator[MakeSharing]:
         await sharing.close(keep_running=False)
 
 
-class Looking:
-    """The newest status of the first GPU, awaited."""
+class StatusReader:
+    """Read the newest status of the first GPU, or wait for one."""
 
     def __init__(self, sharing: MpsSharing) -> None:
         self._sharing = sharing
@@ -107,10 +107,10 @@ async def test_a_daemon_that_does_not_answer_holds_up_nobody_whom_it_does_not_se
     sharing = share(detach_seconds=0.5, control=IMPATIENT)
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100)
-    looking = Looking(sharing)
-    await looking.until(lambda status: status.clients == (100,))
+    status_reader = StatusReader(sharing)
+    await status_reader.until(lambda status: status.clients == (100,))
     with held(runtime_dir):
-        await looking.until(lambda status: status.trouble)
+        await status_reader.until(lambda status: status.trouble)
         assert await sharing.detach_clients(lease(1), {200}) == 0
         with pytest.raises(TimedOut, match=r"MPS did not let go of its clients in 0\.5 s"):
             await sharing.detach_clients(lease(1), {100})
@@ -143,17 +143,17 @@ async def test_a_fault_names_whom_it_hit_and_who_caused_it_until_they_are_gone(
     sharing = share()
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, 101)
-    looking = Looking(sharing)
-    await looking.until(lambda status: status.clients == (100, 101))
+    status_reader = StatusReader(sharing)
+    await status_reader.until(lambda status: status.clients == (100, 101))
     with (directory(runtime_dir) / "log" / log).open("a") as written:
         written.write(MEMORY_FAULT)
     mps.serve(71, 101, state="FAULT")
-    status = await looking.until(lambda status: status.faults)
+    status = await status_reader.until(lambda status: status.faults)
     assert status.faults == (ServerFault(71, (100, 101), 100),)
-    status = await looking.until(lambda status: status.faults[0].clients == (101,))
+    status = await status_reader.until(lambda status: status.faults[0].clients == (101,))
     assert "1 of its clients are still there" in (status.trouble or "")
     mps.serve(71)
-    status = await looking.until(lambda status: not status.faults)
+    status = await status_reader.until(lambda status: not status.faults)
     assert status.trouble is None
 
 
@@ -184,10 +184,10 @@ async def test_a_server_that_stays_in_its_fault_without_clients_is_taken_away(
     sharing = share(recycle_seconds=0.1)
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, state="FAULT", stubborn=stubborn)
-    looking = Looking(sharing)
-    await looking.until(lambda status: status.faults)
+    status_reader = StatusReader(sharing)
+    await status_reader.until(lambda status: status.faults)
     mps.serve(71, state="FAULT", stubborn=stubborn)
-    await looking.until(lambda status: not status.faults)
+    await status_reader.until(lambda status: not status.faults)
     assert mps.told("shutdown_server") == told
 
 
@@ -196,12 +196,12 @@ async def test_a_server_that_no_command_takes_away_goes_with_its_daemon_and_the_
 ) -> None:
     sharing = share(recycle_seconds=0.1)
     await sharing.open(lease(1), GPUS)
-    looking = Looking(sharing)
+    status_reader = StatusReader(sharing)
     (old,) = daemons.serving_under(runtime_dir)
     mps.serve(71, state="FAULT", undying=True)
-    await looking.until(lambda status: status.faults)
+    await status_reader.until(lambda status: status.faults)
     await daemons.until(lambda: daemons.serving_under(runtime_dir) not in ([], [old]))
-    await looking.until(lambda status: status.trouble is None and status.mode == "mps")
+    await status_reader.until(lambda status: status.trouble is None and status.mode == "mps")
     question = "get_default_device_pinned_mem_limit 0"
     linked = runtime_dir / "leases" / "l-1" / "mps"
     assert (await daemons.ask(mps.binary, linked, question)).split() == [f"{leasable_gib(FIRST)}G"]
@@ -213,7 +213,7 @@ async def test_a_server_in_a_fault_is_left_alone_while_it_has_clients(
     sharing = share(recycle_seconds=0.0)
     await sharing.open(lease(1), GPUS)
     mps.serve(71, 100, state="FAULT")
-    await Looking(sharing).until(lambda status: status.faults)
+    await StatusReader(sharing).until(lambda status: status.faults)
     seen = len(mps.told("get_server_list"))
     await daemons.until(lambda: len(mps.told("get_server_list")) > seen + 3)
     assert mps.told("shutdown_server") == []
@@ -228,10 +228,10 @@ async def test_who_holds_the_line_is_named_new_leases_are_refused_and_it_heals_a
     """The real daemon: it serves nobody while somebody is connected and says nothing."""
     sharing = share(mps_control_binary, control=IMPATIENT)
     await sharing.open(lease(1), GPUS)
-    looking = Looking(sharing)
+    status_reader = StatusReader(sharing)
     holder = await hold_in_another_process(runtime_dir)
     try:
-        status = await looking.until(lambda status: "holds its line" in (status.trouble or ""))
+        status = await status_reader.until(lambda status: "holds its line" in (status.trouble or ""))
         assert f"process {holder.pid} (python" in (status.trouble or "")
         assert ", since " in (status.trouble or "")
         with pytest.raises(TimedOut):
@@ -239,7 +239,7 @@ async def test_who_holds_the_line_is_named_new_leases_are_refused_and_it_heals_a
     finally:
         holder.kill()
         await holder.wait()
-    await looking.until(lambda status: status.trouble is None)
+    await status_reader.until(lambda status: status.trouble is None)
     await sharing.open(lease(2), GPUS)
 
 

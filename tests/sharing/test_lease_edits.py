@@ -27,7 +27,7 @@ from gpushared.sharing.control import DaemonLimits
 from gpushared.sharing.driver_wall import CgroupPlacement
 from gpushared.sharing.lease_edits import lease_edits, own_limits
 from gpushared.testing.leases import SOME_TIME
-from tests.sharing.worlds import FIRST, GPUS, SECOND, THIRD, grant, lease
+from tests.sharing.samples import FIRST, GPUS, SECOND, THIRD, grant, lease
 
 DIRECTORY = "/run/gpushared/leases/l-1"
 WHOLE = Walls(MemoryWall.WHOLE_GPU, ComputeCap.WHOLE_GPU)

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import ComputeCap, MemoryWall, Walls
 from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.sharing.lease_file import lease_file
 from gpushared.testing.leases import SOME_TIME
-from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, lease
+from tests.sharing.samples import FIRST, GPUS, SECOND, grant, lease
 
 DOCS = Path(__file__).parents[2] / "docs"
 LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)

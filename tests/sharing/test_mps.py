@@ -25,7 +25,7 @@ from gpushared.sharing.control import ControlTiming
 from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing
 from tests.sharing import daemons
-from tests.sharing.worlds import FIRST, GPUS, SECOND, grant, leasable_gib, lease, program
+from tests.sharing.samples import FIRST, GPUS, SECOND, grant, leasable_gib, lease, program
 
 LIMITED = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 NOTHING = Walls(MemoryWall.NONE, ComputeCap.NONE)

@@ -28,7 +28,7 @@ from gpushared.sharing.daemon_pool import MpsTiming
 from gpushared.sharing.mps import MpsSharing
 from gpushared.testing.leases import SOME_TIME
 from tests.sharing import daemons
-from tests.sharing.worlds import FIRST, GPUS, SECOND, leasable_gib, lease
+from tests.sharing.samples import FIRST, GPUS, SECOND, leasable_gib, lease
 
 SERVER_SIDE = Walls(MemoryWall.MPS_SERVER, ComputeCap.MPS_PERCENTAGE)
 PERCENTAGE_QUESTION = "get_default_active_thread_percentage"

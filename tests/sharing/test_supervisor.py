@@ -17,7 +17,7 @@ from gpushared.sharing.lease_directories import LeaseDirectories
 from gpushared.sharing.supervisor import Supervisor, restart_seconds
 from tests.sharing import daemons
 from tests.sharing.daemons import names_in, until
-from tests.sharing.worlds import FIRST, PlayedControl, program
+from tests.sharing.samples import FIRST, ScriptedControl, program
 
 LIMITS = DaemonLimits((20480,))
 LIMITS_READ = "20G"
@@ -86,8 +86,8 @@ async def test_a_lease_that_comes_while_the_daemon_is_started_again_waits_for_it
     assert leased(runtime_dir, "l-2").joinpath("control").samefile(supervisor.control.socket)
 
 
-class ChangingMind(MpsControl):
-    """Somebody wants other limits in the moment in which the first ones were set."""
+class RelimitedControl(MpsControl):
+    """Set other limits in the moment in which the first ones were set."""
 
     supervisor: Supervisor
 
@@ -99,7 +99,7 @@ class ChangingMind(MpsControl):
 async def test_limits_that_change_while_the_daemon_is_being_started_are_not_lost(
     mps_control_binary: Path, runtime_dir: Path
 ) -> None:
-    control = ChangingMind(mps_control_binary, runtime_dir / "one", (FIRST,), multiuser=False)
+    control = RelimitedControl(mps_control_binary, runtime_dir / "one", (FIRST,), multiuser=False)
     supervisor = Supervisor(control, LIMITS, LeaseDirectories(runtime_dir / "leases"), poll_seconds=0.05)
     control.supervisor = supervisor
     await supervisor.attach("l-1")
@@ -156,10 +156,10 @@ async def test_a_daemon_that_keeps_dying_is_tried_a_few_times_and_then_with_paus
 
 
 async def test_the_clients_of_all_its_servers_are_known(supervise: MakeSupervisor, runtime_dir: Path) -> None:
-    played = PlayedControl(runtime_dir / "played")
-    played.serve(71, "100\n101\n")
-    played.serve(72, "102\n")
-    supervisor = supervise(played.binary)
+    scripted = ScriptedControl(runtime_dir / "played")
+    scripted.serve(71, "100\n101\n")
+    scripted.serve(72, "102\n")
+    supervisor = supervise(scripted.binary)
     before = time.monotonic()
     await supervisor.attach("l-1")
     await until(lambda: supervisor.clients_at is not None)
@@ -172,12 +172,12 @@ async def test_an_answer_that_does_not_name_the_clients_leaves_them_unknown(
     supervise: MakeSupervisor, runtime_dir: Path, answer: str
 ) -> None:
     """A control daemon in a PID namespace of its own shows clients as process 0."""
-    played = PlayedControl(runtime_dir / "played")
-    played.serve(71, "100\n")
-    supervisor = supervise(played.binary)
+    scripted = ScriptedControl(runtime_dir / "played")
+    scripted.serve(71, "100\n")
+    supervisor = supervise(scripted.binary)
     await supervisor.attach("l-1")
     await until(lambda: supervisor.clients_at is not None)
-    played.serve(72, answer)
+    scripted.serve(72, answer)
     await until(lambda: supervisor.clients_at is None)
     assert supervisor.clients == frozenset()
 
@@ -185,15 +185,15 @@ async def test_an_answer_that_does_not_name_the_clients_leaves_them_unknown(
 async def test_it_looks_at_its_clients_at_once_when_asked(
     supervise: MakeSupervisor, runtime_dir: Path
 ) -> None:
-    played = PlayedControl(runtime_dir / "played")
-    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    scripted = ScriptedControl(runtime_dir / "played")
+    supervisor = supervise(scripted.binary, poll_seconds=NEVER_AGAIN_SECONDS)
     await supervisor.attach("l-1")
     assert supervisor.clients_at is None
-    played.serve(71, "100\n")
+    scripted.serve(71, "100\n")
     supervisor.look_soon()
     supervisor.look_soon()
     await until(lambda: supervisor.clients_at is not None)
-    assert (supervisor.clients, played.asked("get_server_list")) == (frozenset({100}), 1)
+    assert (supervisor.clients, scripted.asked("get_server_list")) == (frozenset({100}), 1)
 
 
 async def test_a_daemon_that_was_found_alive_tells_its_servers_at_once(
@@ -211,9 +211,9 @@ async def test_a_daemon_that_was_found_alive_tells_its_servers_at_once(
 async def test_the_clients_of_a_daemon_that_died_are_not_known(
     supervise: MakeSupervisor, runtime_dir: Path
 ) -> None:
-    played = PlayedControl(runtime_dir / "played")
-    played.serve(71, "100\n")
-    supervisor = supervise(played.binary, poll_seconds=NEVER_AGAIN_SECONDS)
+    scripted = ScriptedControl(runtime_dir / "played")
+    scripted.serve(71, "100\n")
+    supervisor = supervise(scripted.binary, poll_seconds=NEVER_AGAIN_SECONDS)
     await supervisor.attach("l-1")
     supervisor.look_soon()
     await until(lambda: supervisor.clients_at is not None)

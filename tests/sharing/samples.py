@@ -1,4 +1,4 @@
-"""Small worlds for the tests of sharing: GPUs, leases, and programs that stand in for a broken daemon."""
+"""GPUs and leases for the tests of sharing, and programs that stand in for a broken daemon."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program(path: Path, body: str) -> Path:
     return path
 
 
-_PLAYED = """
+_SCRIPT = """
 here={here}
 if [ "$1" = -f ]; then
   echo $$ > "$here/pid"
@@ -60,14 +60,14 @@ done
 """
 
 
-class PlayedControl:
+class ScriptedControl:
     """A control program whose servers and clients the test says: the real one has none without a GPU."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._servers = directory / "servers"
         self._servers.mkdir(parents=True)
-        self.binary = program(directory / "nvidia-cuda-mps-control", _PLAYED.format(here=directory))
+        self.binary = program(directory / "nvidia-cuda-mps-control", _SCRIPT.format(here=directory))
 
     def serve(self, server: int, clients: str) -> None:
         """A server with these lines as its clients."""

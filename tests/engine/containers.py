@@ -1,4 +1,4 @@
-"""Hands that do to real containers what tests need, and a stand-in for an engine that misbehaves."""
+"""What tests do to real containers, and a stand-in for an engine that misbehaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OBEDIENT = (
 PATIENCE_SECONDS = 30
 
 
-class Hands(Protocol):
+class Containers(Protocol):
     """What a test does to containers behind the adapter's back; `FakeEngine` has the same."""
 
     def create(
@@ -43,7 +43,7 @@ class Hands(Protocol):
     def remove(self, container: ContainerId) -> None: ...
 
 
-class DockerHands:
+class DockerContainers:
     """Containers of one engine, all of which `clean_up` removes."""
 
     def __init__(self, socket: str) -> None:
