@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from tests.bed import parts
 
 if TYPE_CHECKING:
-    from tests.redteam.scene import Scene
+    from tests.redteam.attacked_machine import AttackedMachine
 
 Json = dict[str, Any]
 
@@ -42,8 +42,8 @@ BOTH = (Engines.PLAIN, Engines.CDI)
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the attacker was told; ``status`` is HTTP's, or 500 for a command that failed."""
+class Response:
+    """The answer that the attacker got; ``status`` is HTTP's, or 500 for a command that failed."""
 
     status: int
     message: str = ""
@@ -57,7 +57,7 @@ class Told:
         return 200 <= self.status < 300
 
 
-How = Callable[["Scene"], Told]
+How = Callable[["AttackedMachine"], Response]
 
 
 @dataclass(frozen=True)
@@ -83,23 +83,23 @@ class Attack:
 
 
 def asks(method: str, target: str, body: object = None, **headers: str) -> How:
-    """One request of the Docker API; names in braces are those of the scene."""
-    return lambda scene: scene.ask(method, scene.fill(target), scene.fill_body(body), headers=headers)
+    """One request of the Docker API; names in braces are those of the machine."""
+    return lambda machine: machine.ask(method, machine.fill(target), machine.fill_body(body), headers=headers)
 
 
 def calls(name: str, /, **fields: object) -> How:
     """A unary JSON call of the daemon's own."""
-    return lambda scene: scene.ask("POST", f"/gpushare.v1.{name}", scene.fill_body(fields))
+    return lambda machine: machine.ask("POST", f"/gpushare.v1.{name}", machine.fill_body(fields))
 
 
 def sends(*pieces: bytes | str) -> How:
     """Bytes as they are."""
-    return lambda scene: scene.send(*(_bytes(scene, piece) for piece in pieces))
+    return lambda machine: machine.send(*(_bytes(machine, piece) for piece in pieces))
 
 
 def docker(*words: str, stdin: bytes = b"") -> How:
     """The docker CLI."""
-    return lambda scene: scene.docker(*map(scene.fill, words), stdin=stdin)
+    return lambda machine: machine.docker(*map(machine.fill, words), stdin=stdin)
 
 
 def runs(*options: str, command: Sequence[str] = ("true",)) -> How:
@@ -122,12 +122,12 @@ def creates(
         "HostConfig": {"NetworkMode": "none", **(host or {})},
         **config,
     }
-    return lambda scene: scene.run_body(scene.fill_body(body), version=version, query=query)
+    return lambda machine: machine.run_body(machine.fill_body(body), version=version, query=query)
 
 
 def creates_text(text: str) -> How:
     """A create body as the bytes that go over the wire; ``@`` is the image."""
-    return lambda scene: scene.run_body(scene.fill(text.replace("@", parts.BUSYBOX_IMAGE)).encode())
+    return lambda machine: machine.run_body(machine.fill(text.replace("@", parts.BUSYBOX_IMAGE)).encode())
 
 
 def plain_body(**more: object) -> Json:
@@ -138,5 +138,5 @@ def encoded(**query: str) -> str:
     return urlencode(query)
 
 
-def _bytes(scene: Scene, piece: bytes | str) -> bytes:
-    return piece if isinstance(piece, bytes) else scene.fill(piece).encode()
+def _bytes(machine: AttackedMachine, piece: bytes | str) -> bytes:
+    return piece if isinstance(piece, bytes) else machine.fill(piece).encode()

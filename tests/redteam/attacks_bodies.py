@@ -5,44 +5,56 @@ from __future__ import annotations
 import gzip
 import json
 
-from tests.redteam.attack import BOTH, Attack, Threat, Told, asks, creates, creates_text, plain_body, sends
-from tests.redteam.scene import Scene
+from tests.redteam.attack import (
+    BOTH,
+    Attack,
+    Response,
+    Threat,
+    asks,
+    creates,
+    creates_text,
+    plain_body,
+    sends,
+)
+from tests.redteam.attacked_machine import AttackedMachine
 
 SPELLED = "is not a field"
 
 
-def start_with_host_config(scene: Scene) -> Told:
+def start_with_host_config(machine: AttackedMachine) -> Response:
     """Under API versions before 1.24 the engine took a HostConfig at the start."""
-    own = scene.made(plain_body())
-    return scene.ask("POST", f"/v1.23/containers/{own}/start", b'{"Privileged": true, "Binds": ["/:/host"]}')
+    own = machine.made(plain_body())
+    return machine.ask(
+        "POST", f"/v1.23/containers/{own}/start", b'{"Privileged": true, "Binds": ["/:/host"]}'
+    )
 
 
-def start_with_host_config_now(scene: Scene) -> Told:
-    own = scene.made(plain_body())
-    return scene.ask("POST", f"/containers/{own}/start", b'{"Binds": ["/:/host"]}')
+def start_with_host_config_now(machine: AttackedMachine) -> Response:
+    own = machine.made(plain_body())
+    return machine.ask("POST", f"/containers/{own}/start", b'{"Binds": ["/:/host"]}')
 
 
-def deep(scene: Scene) -> Told:
-    return scene.run_body(b'{"Image":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
+def deep(machine: AttackedMachine) -> Response:
+    return machine.run_body(b'{"Image":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
 
 
-def huge(scene: Scene) -> Told:
-    return scene.run_body(b'{"Image":"x","Cmd":["' + b"a" * (5 << 20) + b'"]}')
+def huge(machine: AttackedMachine) -> Response:
+    return machine.run_body(b'{"Image":"x","Cmd":["' + b"a" * (5 << 20) + b'"]}')
 
 
-def many_values(scene: Scene) -> Told:
-    return scene.run_body(b'{"Image":"x","Cmd":[' + b"[],".rjust(3) * 300_000 + b"[]]}")
+def many_values(machine: AttackedMachine) -> Response:
+    return machine.run_body(b'{"Image":"x","Cmd":[' + b"[],".rjust(3) * 300_000 + b"[]]}")
 
 
-def compressed(scene: Scene) -> Told:
+def compressed(machine: AttackedMachine) -> Response:
     body = gzip.compress(json.dumps(plain_body(HostConfig={"Privileged": True})).encode())
-    return scene.ask("POST", "/containers/create", body, headers={"Content-Encoding": "gzip"})
+    return machine.ask("POST", "/containers/create", body, headers={"Content-Encoding": "gzip"})
 
 
-def updated_devices(scene: Scene) -> Told:
-    own = scene.made(plain_body())
+def updated_devices(machine: AttackedMachine) -> Response:
+    own = machine.made(plain_body())
     body = {"deviceCgroupRules": ["a *:* rwm"]}
-    return scene.ask("POST", f"/containers/{own}/update", json.dumps(body).encode())
+    return machine.ask("POST", f"/containers/{own}/update", json.dumps(body).encode())
 
 
 ATTACKS = [

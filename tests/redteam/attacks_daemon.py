@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from tests.bed import parts
 from tests.node.grpc_client import ask
-from tests.redteam.attack import Attack, How, Threat, Told, calls, encoded, plain_body
-from tests.redteam.scene import ATTACKER, VICTIM, Scene
+from tests.redteam.attack import Attack, How, Response, Threat, calls, encoded, plain_body
+from tests.redteam.attacked_machine import ATTACKER, VICTIM, AttackedMachine
 
 LEAK, LEASES, AVAILABILITY = Threat.LEAK, Threat.LEASES, Threat.AVAILABILITY
 NO_JOB = "there is no job"
@@ -27,33 +27,35 @@ def packed(body: object) -> str:
 
 
 @contextmanager
-def roots_job(scene: Scene) -> Iterator[str]:
+def roots_job(machine: AttackedMachine) -> Iterator[str]:
     """A job of root's that waits, with a secret among its variables."""
-    secret = scene.canary("the environment of root's job")
+    secret = machine.canary("the environment of root's job")
     asked = {
         "image": parts.BUSYBOX_IMAGE,
         "create_body": packed(plain_body(Env=[f"SECRET={secret}"])),
         "lease": {"gpu": "0.1", "held": True},
         "name": "roots-job",
     }
-    job = str(scene.daemon.call("Jobs/Submit", asked)["job_ids"][0])
+    job = str(machine.daemon.call("Jobs/Submit", asked)["job_ids"][0])
     try:
         yield job
-        assert scene.daemon.call("Jobs/Get", {"job_id": job})["state"] == "held"
+        assert machine.daemon.call("Jobs/Get", {"job_id": job})["state"] == "held"
     finally:
-        scene.daemon.call("Jobs/Cancel", {"job_id": job})
+        machine.daemon.call("Jobs/Cancel", {"job_id": job})
 
 
-def called(scene: Scene, call: str, /, **fields: object) -> Told:
-    return scene.ask("POST", f"/gpushare.v1.{call}", json.dumps(fields).encode())
+def called(machine: AttackedMachine, call: str, /, **fields: object) -> Response:
+    return machine.ask("POST", f"/gpushare.v1.{call}", json.dumps(fields).encode())
 
 
 def touches_job(verb: str, **more: object) -> How:
     """A call about root's job by its id, by the beginning of that, and by its container's name."""
 
-    def how(scene: Scene) -> Told:
-        with roots_job(scene) as job:
-            told = [called(scene, f"Jobs/{verb}", job_id=one, **more) for one in (job, job[:5], "roots-job")]
+    def how(machine: AttackedMachine) -> Response:
+        with roots_job(machine) as job:
+            told = [
+                called(machine, f"Jobs/{verb}", job_id=one, **more) for one in (job, job[:5], "roots-job")
+            ]
         return max(told, key=lambda one: not one.is_refusal)
 
     return how
@@ -62,70 +64,70 @@ def touches_job(verb: str, **more: object) -> How:
 def streams_job(verb: str) -> How:
     """The calls that answer with a stream are gRPC's alone."""
 
-    def how(scene: Scene) -> Told:
-        with roots_job(scene) as job:
-            (answer,) = ask(scene.daemon.socket, [(f"Jobs/{verb}", {"job_id": job})], uid=ATTACKER)
-        return Told(403, f"{answer['message']}") if "code" in answer else Told(200, str(answer))
+    def how(machine: AttackedMachine) -> Response:
+        with roots_job(machine) as job:
+            (answer,) = ask(machine.daemon.socket, [(f"Jobs/{verb}", {"job_id": job})], uid=ATTACKER)
+        return Response(403, f"{answer['message']}") if "code" in answer else Response(200, str(answer))
 
     return how
 
 
-def after_roots_job(scene: Scene) -> Told:
+def after_roots_job(machine: AttackedMachine) -> Response:
     """Whoever may wait for a job learns when it ends, and how."""
-    with roots_job(scene) as job:
-        return submitted(scene, after=[{"job_id": job}])
+    with roots_job(machine) as job:
+        return submitted(machine, after=[{"job_id": job}])
 
 
-def submitted(scene: Scene, **fields: object) -> Told:
+def submitted(machine: AttackedMachine, **fields: object) -> Response:
     asked = {
         "image": parts.BUSYBOX_IMAGE,
         "create_body": packed(plain_body()),
         "lease": {"gpu": "0.1", "held": True},
         **fields,
     }
-    return called(scene, "Jobs/Submit", **asked)
+    return called(machine, "Jobs/Submit", **asked)
 
 
 def submits(**fields: object) -> How:
-    return lambda scene: submitted(scene, **fields)
+    return lambda machine: submitted(machine, **fields)
 
 
-def listed_by_its_array(scene: Scene) -> Told:
-    with roots_job(scene) as job:
-        told = called(scene, "Jobs/List", array_id=job, ended=True)
-    return told if json.loads(told.message)["jobs"] == [] else Told(0, told.message)
+def listed_by_its_array(machine: AttackedMachine) -> Response:
+    with roots_job(machine) as job:
+        told = called(machine, "Jobs/List", array_id=job, ended=True)
+    return told if json.loads(told.message)["jobs"] == [] else Response(0, told.message)
 
 
-def by_the_request_id_of_another(scene: Scene) -> Told:
+def by_the_request_id_of_another(machine: AttackedMachine) -> Response:
     """Asked again with the same id a lease is the same one, but only to whom it belongs."""
     asked = {"gpu": "0.1", "request_id": "the-same"}
-    lease = scene.daemon.call("Leases/Request", asked, uid=VICTIM)["id"]
-    told = called(scene, "Leases/Request", **asked)
-    scene.daemon.call("Leases/Release", {"lease_id": lease}, uid=VICTIM)
-    return told if json.loads(told.message)["id"] != lease else Told(0, "it got the victim's lease")
+    lease = machine.daemon.call("Leases/Request", asked, uid=VICTIM)["id"]
+    told = called(machine, "Leases/Request", **asked)
+    machine.daemon.call("Leases/Release", {"lease_id": lease}, uid=VICTIM)
+    return told if json.loads(told.message)["id"] != lease else Response(0, "it got the victim's lease")
 
 
-def metrics_of_others(scene: Scene) -> Told:
+def metrics_of_others(machine: AttackedMachine) -> Response:
     """The page has figures of all GPUs, and leases, users and images of the caller alone."""
-    lease = scene.daemon.call("Leases/Request", {"gpu": "0.1"}, uid=VICTIM)
-    told = scene.ask("GET", "/metrics")
-    scene.daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=VICTIM)
+    lease = machine.daemon.call("Leases/Request", {"gpu": "0.1"}, uid=VICTIM)
+    told = machine.ask("GET", "/metrics")
+    machine.daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=VICTIM)
     labels = (f'"{lease["id"]}"', f'"{lease["owner"]}"')
-    return Told(0, told.message) if any(one in told.message for one in labels) else told
+    return Response(0, told.message) if any(one in told.message for one in labels) else told
 
 
-def without_settings(scene: Scene) -> Told:
-    told = called(scene, "Node/Doctor")
-    return told if json.loads(told.message)["settings"] == [] else Told(0, told.message)
+def without_settings(machine: AttackedMachine) -> Response:
+    told = called(machine, "Node/Doctor")
+    return told if json.loads(told.message)["settings"] == [] else Response(0, told.message)
 
 
-def files_by_the_policys_answer(scene: Scene) -> Told:
+def files_by_the_policys_answer(machine: AttackedMachine) -> Response:
     """What stands in a directory that the caller may not look into."""
     told = []
     for name in ("file", "none"):
-        body = packed(plain_body(HostConfig={"Binds": [f"{scene.victims_home}/{name}:/x"]}))
-        told.append(called(scene, "Policy/Explain", create_body=body).message.replace(name, "NAME"))
-    return Told(200) if told[0] == told[1] else Told(0, str(told))
+        body = packed(plain_body(HostConfig={"Binds": [f"{machine.victims_home}/{name}:/x"]}))
+        told.append(called(machine, "Policy/Explain", create_body=body).message.replace(name, "NAME"))
+    return Response(200) if told[0] == told[1] else Response(0, str(told))
 
 
 HOLDS_MEMORY = """
@@ -146,18 +148,18 @@ with grpc.insecure_channel(f"unix:{path}") as channel:
 """
 
 
-def streams_that_hold_memory(scene: Scene) -> Told:
+def streams_that_hold_memory(machine: AttackedMachine) -> Response:
     """Of gRPC's own services: what is asked stays in memory as long as the stream is open."""
-    words = [sys.executable, "-c", HOLDS_MEMORY, str(scene.daemon.socket), str(ATTACKER)]
+    words = [sys.executable, "-c", HOLDS_MEMORY, str(machine.daemon.socket), str(ATTACKER)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    return Told(429 if done.returncode else 200, done.stderr.strip())
+    return Response(429 if done.returncode else 200, done.stderr.strip())
 
 
 # --- the audit -----------------------------------------------------------------------------------------
 
 
-def own_lines(scene: Scene) -> list[Mapping[str, str]]:
-    lines: list[Mapping[str, str]] = json.loads(called(scene, "Audit/List", limit=1000).message)["lines"]
+def own_lines(machine: AttackedMachine) -> list[Mapping[str, str]]:
+    lines: list[Mapping[str, str]] = json.loads(called(machine, "Audit/List", limit=1000).message)["lines"]
     return lines
 
 
@@ -177,72 +179,78 @@ def until_told(act: Callable[[], T], is_told: Callable[[], object]) -> T:
             return answer
 
 
-def told_by_the_audit(scene: Scene) -> Told:
+def told_by_the_audit(machine: AttackedMachine) -> Response:
     """A look at what is another's and at what is not there read alike; so must one's own lines of them."""
     for target in ("containers/{box}/json", "volumes/{volume}", "exec/{exec}/json", "networks/{network}"):
-        scene.ask("GET", scene.fill(f"/{target}"))
-    found = [line for line in own_lines(scene) if line["method"] == "GET" and line["code"] == "not_found"]
-    return Told(200) if not found else Told(0, str(found))
+        machine.ask("GET", machine.fill(f"/{target}"))
+    found = [line for line in own_lines(machine) if line["method"] == "GET" and line["code"] == "not_found"]
+    return Response(200) if not found else Response(0, str(found))
 
 
-def line_with_escapes(scene: Scene) -> Told:
+def line_with_escapes(machine: AttackedMachine) -> Response:
     """Whoever reads the audit at a terminal is told what was asked, and their terminal nothing."""
-    scene.ask("GET", "/containers/%0a%1b%5b2J%1b]0;x%07/json")
-    scene.ask("POST", "/containers/create?" + encoded(name="\n\x1b[2Jroot"), scene.fill_body(plain_body()))
-    called(scene, "Jobs/Cancel", job_id="\n\x1b[2J\u202eroot")
-    called(scene, "Audit/List", user="\n\x1b[2J")
-    shown = scene.daemon.gpushare_says("audit", "-o", "wide") + scene.daemon.text()
-    stored = "".join(str(value) for line in own_lines(scene) for value in line.values())
-    return Told(200) if not {"\x1b", "\u202e"} & {*shown, *stored} else Told(0, shown)
+    machine.ask("GET", "/containers/%0a%1b%5b2J%1b]0;x%07/json")
+    machine.ask(
+        "POST", "/containers/create?" + encoded(name="\n\x1b[2Jroot"), machine.fill_body(plain_body())
+    )
+    called(machine, "Jobs/Cancel", job_id="\n\x1b[2J\u202eroot")
+    called(machine, "Audit/List", user="\n\x1b[2J")
+    shown = machine.daemon.gpushare_says("audit", "-o", "wide") + machine.daemon.text()
+    stored = "".join(str(value) for line in own_lines(machine) for value in line.values())
+    return Response(200) if not {"\x1b", "\u202e"} & {*shown, *stored} else Response(0, shown)
 
 
-def program_with_escapes(scene: Scene) -> Told:
+def program_with_escapes(machine: AttackedMachine) -> Response:
     """A program whose name would clear the screen of whoever looks."""
-    path = f"{scene.home}/x\n\x1b[2Jsystemd"
-    copied, _, _ = scene.attacker.command("cp", str(parts.DOCKER.resolve()), path)
+    path = f"{machine.home}/x\n\x1b[2Jsystemd"
+    copied, _, _ = machine.attacker.command("cp", str(parts.DOCKER.resolve()), path)
     assert not copied
 
     def programs_told() -> list[str]:
-        lines = [line for line in own_lines(scene) if "by-a-strange-program" in line["endpoint"]]
+        lines = [line for line in own_lines(machine) if "by-a-strange-program" in line["endpoint"]]
         return [line["executable"] for line in lines]
 
-    words = (path, "-H", f"unix://{scene.daemon.socket}", "rmi", "by-a-strange-program")
-    until_told(lambda: scene.attacker.command(*words), programs_told)
+    words = (path, "-H", f"unix://{machine.daemon.socket}", "rmi", "by-a-strange-program")
+    until_told(lambda: machine.attacker.command(*words), programs_told)
     programs = programs_told()
-    return Told(200) if programs and all(map(str.isprintable, programs)) else Told(0, str(programs))
+    return Response(200) if programs and all(map(str.isprintable, programs)) else Response(0, str(programs))
 
 
-def audit_flooded(scene: Scene) -> Told:
+def audit_flooded(machine: AttackedMachine) -> Response:
     """A flood is told as one; what others do stands for itself."""
     for _ in range(FLOOD):
-        scene.ask("DELETE", "/images/mine")
-    scene.ask("DELETE", "/images/mine")
-    scene.daemon.docker("rmi", "alices-image", uid=VICTIM)
-    lines = scene.daemon.call("Audit/List", {"limit": 1000})["lines"]
+        machine.ask("DELETE", "/images/mine")
+    machine.ask("DELETE", "/images/mine")
+    machine.daemon.docker("rmi", "alices-image", uid=VICTIM)
+    lines = machine.daemon.call("Audit/List", {"limit": 1000})["lines"]
     flood = [line for line in lines if line["uid"] == str(ATTACKER) and "/images/mine" in line["endpoint"]]
     others = [line for line in lines if line["uid"] == str(VICTIM) and "alices-image" in line["endpoint"]]
-    return Told(200) if len(flood) < FLOOD and others else Told(0, f"{len(flood)} and {len(others)} lines")
+    return (
+        Response(200)
+        if len(flood) < FLOOD and others
+        else Response(0, f"{len(flood)} and {len(others)} lines")
+    )
 
 
-def refused_in_a_stream(scene: Scene) -> Told:
+def refused_in_a_stream(machine: AttackedMachine) -> Response:
     """Over gRPC, in a call that answers with a stream, a refusal leaves a line as everywhere."""
     asked = {"gpu": "0.1", "project": "alices"}
-    scene.daemon.call("Projects/Set", {"name": "alices", "users": {"names": [str(VICTIM)]}})
+    machine.daemon.call("Projects/Set", {"name": "alices", "users": {"names": [str(VICTIM)]}})
 
     def act() -> dict[str, Any]:
-        (answer,) = ask(scene.daemon.socket, [("Leases/Acquire", asked)], uid=ATTACKER)
+        (answer,) = ask(machine.daemon.socket, [("Leases/Acquire", asked)], uid=ATTACKER)
         return answer
 
     def is_told() -> bool:
-        return any(line["endpoint"] == "Leases/Acquire" for line in own_lines(scene))
+        return any(line["endpoint"] == "Leases/Acquire" for line in own_lines(machine))
 
     try:
         answer = until_told(act, is_told)
     finally:
-        scene.daemon.call("Projects/Set", {"name": "alices", "unset": True})
+        machine.daemon.call("Projects/Set", {"name": "alices", "unset": True})
     if not is_told():
-        return Told(0, "the audit does not tell of the stream")
-    return Told(403, answer["message"]) if "code" in answer else Told(0, str(answer))
+        return Response(0, "the audit does not tell of the stream")
+    return Response(403, answer["message"]) if "code" in answer else Response(0, str(answer))
 
 
 ATTACKS = [

@@ -7,8 +7,8 @@ import io
 import json
 import tarfile
 
-from tests.redteam.attack import BOTH, Attack, Threat, Told, asks, encoded, plain_body
-from tests.redteam.scene import Scene
+from tests.redteam.attack import BOTH, Attack, Response, Threat, asks, encoded, plain_body
+from tests.redteam.attacked_machine import AttackedMachine
 
 TRUSTED = "by trusted users only"
 GONE = "o such container"
@@ -29,48 +29,48 @@ def one_file() -> bytes:
     return made.getvalue()
 
 
-def packed_archive(scene: Scene) -> Told:
+def packed_archive(machine: AttackedMachine) -> Response:
     """Engines look for the program that unpacks it in the container, and run it as root."""
-    own = scene.made(BUSY)
-    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", gzip.compress(one_file()))
+    own = machine.made(BUSY)
+    return machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", gzip.compress(one_file()))
 
 
-def archive_with_a_packed_name(scene: Scene) -> Told:
+def archive_with_a_packed_name(machine: AttackedMachine) -> Response:
     """A plain archive whose first file's name begins as a packed archive does."""
-    own = scene.made(BUSY)
+    own = machine.made(BUSY)
     raw = bytearray(one_file())
     raw[:6] = b"\xfd7zXZ\0"
-    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", bytes(raw))
+    return machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", bytes(raw))
 
 
-def copied_while_it_runs(scene: Scene) -> Told:
+def copied_while_it_runs(machine: AttackedMachine) -> Response:
     """A program inside puts a link where the engine would mount."""
-    own = scene.made(BUSY)
-    scene.ask("POST", f"/containers/{own}/start")
-    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+    own = machine.made(BUSY)
+    machine.ask("POST", f"/containers/{own}/start")
+    return machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
 
 
-def copied_by_swapped_links(scene: Scene) -> Told:
+def copied_by_swapped_links(machine: AttackedMachine) -> Response:
     """A program inside swaps a directory for a link to places of the machine, while files go both ways."""
-    swaps = f"mkdir d; ln -s d x; while :; do ln -sfn {scene.roots_file.parent} x; ln -sfn d x; done"
-    own = scene.made(plain_body(Cmd=["sh", "-c", f"cd /tmp; {swaps}"]))
-    scene.ask("POST", f"/containers/{own}/start")
+    swaps = f"mkdir d; ln -s d x; while :; do ln -sfn {machine.roots_file.parent} x; ln -sfn d x; done"
+    own = machine.made(plain_body(Cmd=["sh", "-c", f"cd /tmp; {swaps}"]))
+    machine.ask("POST", f"/containers/{own}/start")
     for _ in range(10):
-        scene.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
-        scene.ask("GET", f"/containers/{own}/archive?path=/tmp/x/file")
-    return scene.ask("GET", f"/containers/{own}/archive?path=/tmp")
+        machine.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
+        machine.ask("GET", f"/containers/{own}/archive?path=/tmp/x/file")
+    return machine.ask("GET", f"/containers/{own}/archive?path=/tmp")
 
 
-def _ended(scene: Scene) -> str:
-    own = scene.made(BUSY)
+def _ended(machine: AttackedMachine) -> str:
+    own = machine.made(BUSY)
     for step in ("start", "kill", "wait"):
-        scene.ask("POST", f"/containers/{own}/{step}")
+        machine.ask("POST", f"/containers/{own}/{step}")
     return own
 
 
-def copied_once_it_has_run(scene: Scene) -> Told:
+def copied_once_it_has_run(machine: AttackedMachine) -> Response:
     """The attacker's process outside has a directory of it open, and puts the link there after the end."""
-    return scene.ask("PUT", f"/containers/{_ended(scene)}/archive?path=/tmp", one_file())
+    return machine.ask("PUT", f"/containers/{_ended(machine)}/archive?path=/tmp", one_file())
 
 
 SWAPPING = """
@@ -88,56 +88,56 @@ swapper.start()
 SWAPPED = "answer = swapper.is_alive(); stop.set(); swapper.join(); os.close(top)"
 
 
-def copied_by_links_swapped_after_the_end(scene: Scene) -> Told:
+def copied_by_links_swapped_after_the_end(machine: AttackedMachine) -> Response:
     """The attacker's process outside has /tmp open since the container ran."""
-    own = scene.made(BUSY)
-    scene.ask("POST", f"/containers/{own}/start")
-    pid = scene.as_engine("GET", f"/containers/{own}/json")["State"]["Pid"]
-    scene.attacker.python(SWAPPING, at=f"/proc/{pid}/root/tmp", to=str(scene.roots_file.parent))
+    own = machine.made(BUSY)
+    machine.ask("POST", f"/containers/{own}/start")
+    pid = machine.as_engine("GET", f"/containers/{own}/json")["State"]["Pid"]
+    machine.attacker.python(SWAPPING, at=f"/proc/{pid}/root/tmp", to=str(machine.roots_file.parent))
     for step in ("kill", "wait"):
-        scene.ask("POST", f"/containers/{own}/{step}")
+        machine.ask("POST", f"/containers/{own}/{step}")
     for _ in range(10):
-        scene.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
-        scene.ask("HEAD", f"/containers/{own}/archive?path=/tmp/x/file")
-    assert scene.attacker.python(SWAPPED) == "True"
-    if not scene.roots_file.stat().st_size:
-        return Told(0, "root's file was replaced")
-    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+        machine.ask("PUT", f"/containers/{own}/archive?path=/tmp/x", one_file())
+        machine.ask("HEAD", f"/containers/{own}/archive?path=/tmp/x/file")
+    assert machine.attacker.python(SWAPPED) == "True"
+    if not machine.roots_file.stat().st_size:
+        return Response(0, "root's file was replaced")
+    return machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
 
 
-def read_once_it_has_run(scene: Scene) -> Told:
-    return scene.ask("GET", f"/containers/{_ended(scene)}/archive?path=/tmp")
+def read_once_it_has_run(machine: AttackedMachine) -> Response:
+    return machine.ask("GET", f"/containers/{_ended(machine)}/archive?path=/tmp")
 
 
-def copied_with_a_volume(scene: Scene) -> Told:
+def copied_with_a_volume(machine: AttackedMachine) -> Response:
     """Another container on the volume puts the link there."""
     host = {"NetworkMode": "none", "Mounts": [{"Type": "volume", "Target": "/x"}]}
-    own = scene.made(plain_body(HostConfig=host))
-    return scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
+    own = machine.made(plain_body(HostConfig=host))
+    return machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", one_file())
 
 
-def bridge_looked_at(scene: Scene) -> Told:
+def bridge_looked_at(machine: AttackedMachine) -> Response:
     """Who is on the engine's own network, and with which address."""
-    told = scene.ask("GET", "/networks/none")
-    return Told(200) if json.loads(told.message)["Containers"] == {} else Told(0, told.message)
+    told = machine.ask("GET", "/networks/none")
+    return Response(200) if json.loads(told.message)["Containers"] == {} else Response(0, told.message)
 
 
-def containers_counted(scene: Scene) -> Told:
-    told = scene.ask("GET", "/info")
-    return Told(200) if json.loads(told.message)["ContainersRunning"] == 0 else Told(0, told.message)
+def containers_counted(machine: AttackedMachine) -> Response:
+    told = machine.ask("GET", "/info")
+    return Response(200) if json.loads(told.message)["ContainersRunning"] == 0 else Response(0, told.message)
 
 
-def word_in_front_of_the_pid(scene: Scene) -> Told:
+def word_in_front_of_the_pid(machine: AttackedMachine) -> Response:
     """The second word of any process's arguments would be told as no number."""
-    own = scene.made(BUSY)
-    scene.ask("POST", f"/containers/{own}/start")
-    return scene.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="-eo args,pid"))
+    own = machine.made(BUSY)
+    machine.ask("POST", f"/containers/{own}/start")
+    return machine.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="-eo args,pid"))
 
 
-def variables_of_all_processes(scene: Scene) -> Told:
-    own = scene.made(BUSY)
-    scene.ask("POST", f"/containers/{own}/start")
-    return scene.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="axe"))
+def variables_of_all_processes(machine: AttackedMachine) -> Response:
+    own = machine.made(BUSY)
+    machine.ask("POST", f"/containers/{own}/start")
+    return machine.ask("GET", f"/containers/{own}/top?" + encoded(ps_args="axe"))
 
 
 ATTACKS = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.redteam.attack import BOTH, Attack, Threat, Told, creates, plain_body, runs
-from tests.redteam.scene import Scene
+from tests.redteam.attack import BOTH, Attack, Response, Threat, creates, plain_body, runs
+from tests.redteam.attacked_machine import AttackedMachine
 
 GPU = Threat.GPU
 NOT_FOR_YOU = "is not for you"
@@ -11,13 +11,15 @@ NO_LEASE = "without a lease"
 PAST = "past the lease"
 
 
-def labelled_as_trusted(scene: Scene) -> Told:
+def labelled_as_trusted(machine: AttackedMachine) -> Response:
     """A container that would not be looked at when it has started, or be another gate's."""
     body = {**plain_body(Cmd=["sleep", "100"]), "Labels": {"gpushare.gate": "00000000/trusted"}}
-    own = scene.made(body)
-    scene.ask("POST", f"/containers/{own}/start")
-    found = scene.as_engine("GET", f"/containers/{own}/json")["Config"]["Labels"]["gpushare.gate"]
-    return Told(200) if found.endswith("/confined") and not found.startswith("0000") else Told(0, found)
+    own = machine.made(body)
+    machine.ask("POST", f"/containers/{own}/start")
+    found = machine.as_engine("GET", f"/containers/{own}/json")["Config"]["Labels"]["gpushare.gate"]
+    return (
+        Response(200) if found.endswith("/confined") and not found.startswith("0000") else Response(0, found)
+    )
 
 
 ATTACKS = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, asks, plain_body, sends
-from tests.redteam.scene import Scene, last_answer
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, asks, plain_body, sends
+from tests.redteam.attacked_machine import AttackedMachine, last_answer
 
 CONTAINERS, AVAILABLE, ROOT = Threat.CONTAINERS, Threat.AVAILABILITY, Threat.ROOT
 GONE = "o such container"
@@ -21,26 +21,26 @@ def head(method: str, target: str, *headers: str) -> str:
     return "\r\n".join([f"{method} {target} HTTP/1.1", "Host: docker", *headers, "", ""])
 
 
-def behind_an_attach(scene: Scene) -> Told:
+def behind_an_attach(machine: AttackedMachine) -> Response:
     """What follows an upgrade is the program's input, and nothing else."""
-    own = scene.made(
+    own = machine.made(
         plain_body(Cmd=["sh", "-c", "read line; echo got; sleep 100"], OpenStdin=True, AttachStdin=True)
     )
-    scene.ask("POST", f"/containers/{own}/start")
+    machine.ask("POST", f"/containers/{own}/start")
     attach = head(
         "POST", f"/containers/{own}/attach?stream=1&stdin=1&stdout=1", "Upgrade: tcp", "Connection: Upgrade"
     )
-    said = scene.attacker.wire(
-        scene.daemon.socket, attach.encode(), scene.fill(DELETED).encode(), seconds=3, quiet=0.5
+    said = machine.attacker.wire(
+        machine.daemon.socket, attach.encode(), machine.fill(DELETED).encode(), seconds=3, quiet=0.5
     )
-    return Told(200) if said.startswith(b"HTTP/1.1 101") and b"got" in said else Told(0, repr(said))
+    return Response(200) if said.startswith(b"HTTP/1.1 101") and b"got" in said else Response(0, repr(said))
 
 
-def upgrade_to_http2(scene: Scene) -> Told:
+def upgrade_to_http2(machine: AttackedMachine) -> Response:
     """An engine that gave in would take whole requests that nobody has judged."""
-    own = scene.made(plain_body(Cmd=["sleep", "100"]))
-    scene.ask("POST", f"/containers/{own}/start")
-    made = scene.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["cat"], "AttachStdin": true}')
+    own = machine.made(plain_body(Cmd=["sleep", "100"]))
+    machine.ask("POST", f"/containers/{own}/start")
+    made = machine.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["cat"], "AttachStdin": true}')
     headers = (
         "Upgrade: h2c",
         "Connection: Upgrade, HTTP2-Settings",
@@ -48,14 +48,14 @@ def upgrade_to_http2(scene: Scene) -> Told:
         "Content-Length: 2",
     )
     start = head("POST", f"/exec/{json.loads(made.message)['Id']}/start", *headers) + "{}"
-    said = scene.attacker.wire(scene.daemon.socket, start.encode(), PREFACE, seconds=3, quiet=0.5)
-    return Told(200) if SETTINGS not in said and b"h2c" not in said else Told(0, repr(said))
+    said = machine.attacker.wire(machine.daemon.socket, start.encode(), PREFACE, seconds=3, quiet=0.5)
+    return Response(200) if SETTINGS not in said and b"h2c" not in said else Response(0, repr(said))
 
 
-def preface_of_http2(scene: Scene) -> Told:
+def preface_of_http2(machine: AttackedMachine) -> Response:
     """HTTP/2 leads to the calls of the daemon's own, and never to the engine."""
-    said = scene.attacker.wire(scene.daemon.socket, PREFACE, seconds=3, quiet=0.3)
-    return Told(200) if b"HTTP/1.1" not in said else Told(0, repr(said))
+    said = machine.attacker.wire(machine.daemon.socket, PREFACE, seconds=3, quiet=0.3)
+    return Response(200) if b"HTTP/1.1" not in said else Response(0, repr(said))
 
 
 def many_connections(count: int, first: bytes) -> How:
@@ -76,24 +76,24 @@ for _ in range(count):
 answer = len(held)
 """
 
-    def how(scene: Scene) -> Told:
-        names = {"count": count, "path": str(scene.daemon.socket), "first": first.decode()}
-        return Told(200, scene.attacker.python(code, **names))
+    def how(machine: AttackedMachine) -> Response:
+        names = {"count": count, "path": str(machine.daemon.socket), "first": first.decode()}
+        return Response(200, machine.attacker.python(code, **names))
 
     return how
 
 
-def endless_chunk(scene: Scene) -> Told:
+def endless_chunk(machine: AttackedMachine) -> Response:
     begun = head("POST", "/containers/create", "Transfer-Encoding: chunked") + "ffffffffffffffffffffff\r\n"
-    told = scene.send(begun.encode() + b"a" * 100)
-    return Told(200) if told.status in {0, 400} else Told(0, str(told))
+    told = machine.send(begun.encode() + b"a" * 100)
+    return Response(200) if told.status in {0, 400} else Response(0, str(told))
 
 
-def pipelined_flood(scene: Scene) -> Told:
+def pipelined_flood(machine: AttackedMachine) -> Response:
     """Ten thousand requests in one go, whose answers nobody reads for a while."""
     one = head("GET", "/containers/json").encode()
-    told = last_answer(scene.attacker.wire(scene.daemon.socket, one * 2000, seconds=20, quiet=1))
-    return Told(200) if told.status in {200, 429, 0} else told
+    told = last_answer(machine.attacker.wire(machine.daemon.socket, one * 2000, seconds=20, quiet=1))
+    return Response(200) if told.status in {200, 429, 0} else told
 
 
 ATTACKS = [

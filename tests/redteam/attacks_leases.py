@@ -6,8 +6,8 @@ import json
 
 from tests.node.daemon import connected
 from tests.node.grpc_client import ask
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, calls, creates, docker, plain_body, runs
-from tests.redteam.scene import ATTACKER, VICTIM, Scene
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, calls, creates, docker, plain_body, runs
+from tests.redteam.attacked_machine import ATTACKER, VICTIM, AttackedMachine
 
 GPU, LEASES, IDENTITY = Threat.GPU, Threat.LEASES, Threat.IDENTITY
 NOT_YOURS = "may not be set by you"
@@ -17,103 +17,103 @@ SLEEPS = plain_body(Cmd=["sleep", "100"])
 PATIENCE_SECONDS = 20.0
 
 
-def reserved_by(scene: Scene, uid: int) -> str:
-    return str(scene.daemon.request("0.1", uid=uid)["id"])
+def reserved_by(machine: AttackedMachine, uid: int) -> str:
+    return str(machine.daemon.request("0.1", uid=uid)["id"])
 
 
-def claimed(scene: Scene, lease: str) -> Told:
+def claimed(machine: AttackedMachine, lease: str) -> Response:
     body = plain_body(Labels={"gpushare.lease": lease})
-    return scene.ask("POST", "/containers/create", json.dumps(body).encode())
+    return machine.ask("POST", "/containers/create", json.dumps(body).encode())
 
 
-def claim_of_another(scene: Scene) -> Told:
-    lease = reserved_by(scene, VICTIM)
+def claim_of_another(machine: AttackedMachine) -> Response:
+    lease = reserved_by(machine, VICTIM)
     try:
-        return claimed(scene, lease)
+        return claimed(machine, lease)
     finally:
-        scene.daemon.call("Leases/Release", {"lease_id": lease}, uid=VICTIM)
+        machine.daemon.call("Leases/Release", {"lease_id": lease}, uid=VICTIM)
 
 
-def claimed_twice(scene: Scene) -> Told:
-    lease = reserved_by(scene, ATTACKER)
-    assert not claimed(scene, lease).is_refusal
-    return claimed(scene, lease)
+def claimed_twice(machine: AttackedMachine) -> Response:
+    lease = reserved_by(machine, ATTACKER)
+    assert not claimed(machine, lease).is_refusal
+    return claimed(machine, lease)
 
 
-def held(scene: Scene, **host: object) -> tuple[str, str]:
+def held(machine: AttackedMachine, **host: object) -> tuple[str, str]:
     """A running container of the attacker's own with a lease: both ids."""
-    lease = reserved_by(scene, ATTACKER)
+    lease = reserved_by(machine, ATTACKER)
     body = {**SLEEPS, "Labels": {"gpushare.lease": lease}, "HostConfig": {"NetworkMode": "none", **host}}
-    own = scene.made(body)
-    started = scene.ask("POST", f"/containers/{own}/start")
+    own = machine.made(body)
+    started = machine.ask("POST", f"/containers/{own}/start")
     assert not started.is_refusal, started
     return own, lease
 
 
-def claimed_after_its_end(scene: Scene) -> Told:
-    own, lease = held(scene)
-    scene.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
-    scene.daemon.wait_lease(lease, "ended")
-    scene.as_engine("DELETE", f"/containers/{own}?force=1")
-    return claimed(scene, lease)
+def claimed_after_its_end(machine: AttackedMachine) -> Response:
+    own, lease = held(machine)
+    machine.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
+    machine.daemon.wait_lease(lease, "ended")
+    machine.as_engine("DELETE", f"/containers/{own}?force=1")
+    return claimed(machine, lease)
 
 
-def restarted_past_the_end(scene: Scene) -> Told:
+def restarted_past_the_end(machine: AttackedMachine) -> Response:
     """A container that the engine starts again by itself must not have a GPU that its lease lost."""
-    own, lease = held(scene, RestartPolicy={"Name": "always"})
-    scene.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
-    scene.daemon.wait_lease(lease, "ended")
-    running = scene.as_engine("GET", f"/containers/{own}/json")["State"]["Running"]
-    leases = [one for one in scene.daemon.leases().values() if one["container_id"] == own]
-    return Told(200) if leases or not running else Told(0, "it runs without a lease")
+    own, lease = held(machine, RestartPolicy={"Name": "always"})
+    machine.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
+    machine.daemon.wait_lease(lease, "ended")
+    running = machine.as_engine("GET", f"/containers/{own}/json")["State"]["Running"]
+    leases = [one for one in machine.daemon.leases().values() if one["container_id"] == own]
+    return Response(200) if leases or not running else Response(0, "it runs without a lease")
 
 
-def started_past_the_end(scene: Scene) -> Told:
+def started_past_the_end(machine: AttackedMachine) -> Response:
     """A start of a container whose lease is over gets a lease of its own first."""
-    own, lease = held(scene)
-    scene.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
-    scene.daemon.wait_lease(lease, "ended")
-    told = scene.ask("POST", f"/containers/{own}/start")
-    leases = [one for one in scene.daemon.leases().values() if one["container_id"] == own]
-    return told if leases or told.is_refusal else Told(0, "it was started without a lease")
+    own, lease = held(machine)
+    machine.daemon.call("Leases/Stop", {"lease_id": lease, "grace_seconds": 0}, uid=ATTACKER)
+    machine.daemon.wait_lease(lease, "ended")
+    told = machine.ask("POST", f"/containers/{own}/start")
+    leases = [one for one in machine.daemon.leases().values() if one["container_id"] == own]
+    return told if leases or told.is_refusal else Response(0, "it was started without a lease")
 
 
-def program_without_the_leases_limits(scene: Scene) -> Told:
+def program_without_the_leases_limits(machine: AttackedMachine) -> Response:
     """What joins a leased container is told what the lease says, not what the caller says."""
-    own, _ = held(scene)
+    own, _ = held(machine)
     body = b'{"Cmd": ["env"], "AttachStdout": true, "Env": ["NVIDIA_VISIBLE_DEVICES=all"]}'
-    made = scene.ask("POST", f"/containers/{own}/exec", body)
-    said = scene.ask("POST", f"/exec/{json.loads(made.message)['Id']}/start", b"{}")
-    return Told(0, said.message) if "DEVICES=all" in said.message else said
+    made = machine.ask("POST", f"/containers/{own}/exec", body)
+    said = machine.ask("POST", f"/exec/{json.loads(made.message)['Id']}/start", b"{}")
+    return Response(0, said.message) if "DEVICES=all" in said.message else said
 
 
-def hidden(scene: Scene) -> Told:
+def hidden(machine: AttackedMachine) -> Response:
     """A mount at the place of the lease's own, which says how much of the GPU there is."""
-    lease = reserved_by(scene, ATTACKER)
+    lease = reserved_by(machine, ATTACKER)
     body = plain_body(Labels={"gpushare.lease": lease}, Volumes={"/run/gpushare/mps": {}})
-    return scene.ask("POST", "/containers/create", json.dumps(body).encode())
+    return machine.ask("POST", "/containers/create", json.dumps(body).encode())
 
 
 def through_grpc(name: str, /, **fields: object) -> How:
     """The same call by an unmodified gRPC client, which is another way in."""
 
-    def how(scene: Scene) -> Told:
-        message = json.loads(scene.fill_body(fields))
-        (answer,) = ask(scene.daemon.socket, [(name, message)], uid=ATTACKER)
-        return Told(403, f"{answer['message']}") if "code" in answer else Told(200, str(answer))
+    def how(machine: AttackedMachine) -> Response:
+        message = json.loads(machine.fill_body(fields))
+        (answer,) = ask(machine.daemon.socket, [(name, message)], uid=ATTACKER)
+        return Response(403, f"{answer['message']}") if "code" in answer else Response(200, str(answer))
 
     return how
 
 
-def who(scene: Scene, **headers: str) -> Told:
+def who(machine: AttackedMachine, **headers: str) -> Response:
     """What the daemon takes the attacker for."""
-    told = scene.ask("POST", "/gpushare.v1.Node/Status", b"{}", headers=headers)
+    told = machine.ask("POST", "/gpushare.v1.Node/Status", b"{}", headers=headers)
     status = json.loads(told.message)
     seen = (status["caller_uid"], status.get("caller_trusted", False))
-    return told if seen == (str(ATTACKER), False) else Told(0, str(seen))
+    return told if seen == (str(ATTACKER), False) else Response(0, str(seen))
 
 
-def in_a_user_namespace(scene: Scene) -> Told:
+def in_a_user_namespace(machine: AttackedMachine) -> Response:
     """Root of a namespace of one's own is still who one is."""
     request = (
         "POST /gpushare.v1.Node/Status HTTP/1.1\r\nHost: x\r\n"
@@ -131,16 +131,16 @@ def in_a_user_namespace(scene: Scene) -> Told:
         "-I",
         "-c",
         code,
-        str(scene.daemon.socket),
+        str(machine.daemon.socket),
         request,
     )
-    status, out, err = scene.attacker.command(*words)
+    status, out, err = machine.attacker.command(*words)
     if status:
-        return Told(200, f"this machine gives nobody a namespace: {err.decode()}")
-    return Told(200) if f'"{ATTACKER}"'.encode() in out else Told(0, out.decode())
+        return Response(200, f"this machine gives nobody a namespace: {err.decode()}")
+    return Response(200) if f'"{ATTACKER}"'.encode() in out else Response(0, out.decode())
 
 
-def inner_socket(scene: Scene) -> Told:
+def inner_socket(machine: AttackedMachine) -> Response:
     """Behind it a caller is believed by the name of its socket."""
     code = """
 s = socket.socket(socket.AF_UNIX)
@@ -151,14 +151,14 @@ try:
 except PermissionError as error:
     answer = str(error)
 """
-    inner = scene.daemon.runtime_dir / "inner" / "grpc.sock"
-    return Told(403, scene.attacker.python(code, path=str(inner)))
+    inner = machine.daemon.runtime_dir / "inner" / "grpc.sock"
+    return Response(403, machine.attacker.python(code, path=str(inner)))
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
-def next_names_taken(scene: Scene) -> Told:
+def next_names_taken(machine: AttackedMachine) -> Response:
     """The names of the front's sockets stand in /proc/net/unix; who had the next one could cut others off."""
     code = """
 import re
@@ -175,25 +175,25 @@ for secret, number, rest in names:
         except OSError:
             pass
 """
-    with connected(scene.daemon.socket, VICTIM) as first:
+    with connected(machine.daemon.socket, VICTIM) as first:
         first.sendall(PREFACE)
         assert first.recv(9)
-        scene.attacker.python(code, victim=VICTIM)
-        with connected(scene.daemon.socket, VICTIM) as second:
+        machine.attacker.python(code, victim=VICTIM)
+        with connected(machine.daemon.socket, VICTIM) as second:
             second.sendall(PREFACE)
-            return Told(200) if second.recv(9) else Told(0, "the victim was cut off")
+            return Response(200) if second.recv(9) else Response(0, "the victim was cut off")
 
 
-def flood_of_requests(scene: Scene) -> Told:
+def flood_of_requests(machine: AttackedMachine) -> Response:
     """Many wishes of one user's; whoever asks after them still gets what is free."""
     for _ in range(60):
-        scene.ask("POST", "/gpushare.v1.Leases/Request", b'{"gpu": "2"}')
-    lease = scene.daemon.request("0.1", uid=VICTIM)
-    scene.daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=VICTIM)
-    for one in scene.daemon.leases().values():
+        machine.ask("POST", "/gpushare.v1.Leases/Request", b'{"gpu": "2"}')
+    lease = machine.daemon.request("0.1", uid=VICTIM)
+    machine.daemon.call("Leases/Release", {"lease_id": lease["id"]}, uid=VICTIM)
+    for one in machine.daemon.leases().values():
         if one["owner_uid"] == str(ATTACKER):
-            scene.daemon.call("Leases/Release", {"lease_id": one["id"]})
-    return Told(200, lease["state"])
+            machine.daemon.call("Leases/Release", {"lease_id": one["id"]})
+    return Response(200, lease["state"])
 
 
 VERBS: dict[str, dict[str, object]] = {
@@ -322,7 +322,7 @@ ATTACKS = [
     Attack(
         "lease-of-another-in-use-claimed",
         LEASES,
-        lambda scene: claimed(scene, scene.lease),
+        lambda machine: claimed(machine, machine.lease),
         refused="there is no lease",
     ),
     Attack("lease-claimed-twice", LEASES, claimed_twice, refused="lease", on=BOTH),
@@ -389,7 +389,7 @@ ATTACKS = [
     Attack(
         "identity-by-a-header",
         IDENTITY,
-        lambda scene: who(scene, X_Forwarded_User="root", gpushare_caller="0"),
+        lambda machine: who(machine, X_Forwarded_User="root", gpushare_caller="0"),
         harmless="the kernel says who calls",
     ),
     Attack(

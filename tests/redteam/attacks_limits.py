@@ -8,8 +8,15 @@ import sys
 
 from tests.bed import parts
 from tests.node.daemon import connected
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, creates, encoded, plain_body
-from tests.redteam.scene import ATTACKER, MOST_PORTS, SUBORDINATE, VICTIM, Scene, last_answer
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, creates, encoded, plain_body
+from tests.redteam.attacked_machine import (
+    ATTACKER,
+    MOST_PORTS,
+    SUBORDINATE,
+    VICTIM,
+    AttackedMachine,
+    last_answer,
+)
 
 AVAILABLE, IDENTITY, FILES = Threat.AVAILABILITY, Threat.IDENTITY, Threat.FILES
 IDS = 65_536
@@ -41,8 +48,8 @@ def as_a_subordinate(method: str, target: str, body: str = "") -> How:
         f"Content-Length: {len(body)}\r\n\r\n{body}"
     )
 
-    def how(scene: Scene) -> Told:
-        words = [IN_A_NAMESPACE, str(scene.daemon.socket), request, str(ATTACKER)]
+    def how(machine: AttackedMachine) -> Response:
+        words = [IN_A_NAMESPACE, str(machine.daemon.socket), request, str(ATTACKER)]
         pipe = subprocess.PIPE
         command = [sys.executable, "-I", "-c", *words]
         with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
@@ -50,23 +57,23 @@ def as_a_subordinate(method: str, target: str, body: str = "") -> How:
             assert process.stdout is not None
             if process.stdout.readline() != b"made\n":
                 process.kill()
-                return _as_another(scene, request)
+                return _as_another(machine, request)
             for kind in ("uid", "gid"):
                 with open(f"/proc/{process.pid}/{kind}_map", "w") as file:  # noqa: PTH123 - one write
                     file.write(f"0 {ATTACKER} 1\n1 {SUBORDINATE} {IDS}\n")
             said, _ = process.communicate(b"\n", timeout=30)
-        scene.attacker.seen.append(said)
+        machine.attacker.seen.append(said)
         return last_answer(said)
 
     return how
 
 
-def _as_another(scene: Scene, request: str) -> Told:
+def _as_another(machine: AttackedMachine, request: str) -> Response:
     """Where the machine gives nobody a namespace: the id itself."""
-    with connected(scene.daemon.socket, SUBORDINATE + INSIDE - 1) as channel:
+    with connected(machine.daemon.socket, SUBORDINATE + INSIDE - 1) as channel:
         channel.sendall(request.encode())
         said = b"".join(iter(lambda: channel.recv(65536), b""))
-    scene.attacker.seen.append(said)
+    machine.attacker.seen.append(said)
     return last_answer(said)
 
 
@@ -74,31 +81,31 @@ def ports(first: int, count: int) -> dict[str, object]:
     return {f"{port}/tcp": [{"HostPort": ""}] for port in range(first, first + count)}
 
 
-def little_by_little(scene: Scene) -> Told:
+def little_by_little(machine: AttackedMachine) -> Response:
     """No container has too many; stopped ones count, for the engine may start them again by itself."""
     for first in range(2000, 2000 + 2 * MOST_PORTS, 3):
-        told = creates({"PortBindings": ports(first, 3)})(scene)
+        told = creates({"PortBindings": ports(first, 3)})(machine)
         if told.is_refusal:
             return told
-    return Told(0, "there were ports for all")
+    return Response(0, "there were ports for all")
 
 
-def image_that_exposes(scene: Scene) -> Told:
+def image_that_exposes(machine: AttackedMachine) -> Response:
     baked = "EXPOSE " + " ".join(map(str, range(3000, 3000 + 4 * MOST_PORTS)))
-    scene.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/ports:latest")
+    machine.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/ports:latest")
     try:
         body = plain_body(
             Image="evil/ports:latest", HostConfig={"NetworkMode": "none", "PublishAllPorts": True}
         )
-        return scene.run_body(json.dumps(body).encode())
+        return machine.run_body(json.dumps(body).encode())
     finally:
-        scene.engine.check("rmi", "--force", "evil/ports:latest")
+        machine.engine.check("rmi", "--force", "evil/ports:latest")
 
 
-def image_changed_after_the_create(scene: Scene) -> Told:
+def image_changed_after_the_create(machine: AttackedMachine) -> Response:
     """The engine, not the gate, made the container: what it is to publish is looked at again."""
     baked = "EXPOSE " + " ".join(map(str, range(3000, 3000 + 4 * MOST_PORTS)))
-    scene.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/ports:latest")
+    machine.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/ports:latest")
     try:
         body = plain_body(
             Image="evil/ports:latest",
@@ -106,34 +113,34 @@ def image_changed_after_the_create(scene: Scene) -> Told:
             Labels={"gpushare.owner": str(ATTACKER), "gpushare.published-ports": "1"},
             HostConfig={
                 "NetworkMode": "none", "PublishAllPorts": True, "CapDrop": ["ALL"],
-                "SecurityOpt": ["no-new-privileges"], "CgroupParent": scene.attackers_place,
+                "SecurityOpt": ["no-new-privileges"], "CgroupParent": machine.attackers_place,
             },
         )  # fmt: skip
-        made = scene.as_engine("POST", "/containers/create", body)["Id"]
-        return scene.ask("POST", f"/containers/{made}/start")
+        made = machine.as_engine("POST", "/containers/create", body)["Id"]
+        return machine.ask("POST", f"/containers/{made}/start")
     finally:
-        scene.engine.check("rmi", "--force", "evil/ports:latest")
+        machine.engine.check("rmi", "--force", "evil/ports:latest")
 
 
-def volume_without_a_name(scene: Scene) -> Told:
+def volume_without_a_name(machine: AttackedMachine) -> Response:
     """The victim's, once its container is gone: nobody but its owner finds, mounts or prunes it."""
     words = ("--network", "none", "-v", "/x", parts.BUSYBOX_IMAGE)
-    container = scene.daemon.check("create", *words, uid=VICTIM)
-    mounts = scene.as_engine("GET", f"/containers/{container}/json")["Mounts"]
+    container = machine.daemon.check("create", *words, uid=VICTIM)
+    mounts = machine.as_engine("GET", f"/containers/{container}/json")["Mounts"]
     [mount] = [each for each in mounts if each["Type"] == "volume"]
-    scene.as_engine("DELETE", f"/containers/{container}")
+    machine.as_engine("DELETE", f"/containers/{container}")
     name = mount["Name"]
     try:
-        listed = scene.ask("GET", "/volumes")
-        pruned = scene.ask("POST", "/volumes/prune?" + encoded(filters="{}"))
+        listed = machine.ask("GET", "/volumes")
+        pruned = machine.ask("POST", "/volumes/prune?" + encoded(filters="{}"))
         body = plain_body(HostConfig={"NetworkMode": "none", "Binds": [f"{name}:/x"]})
         if name in listed.message + pruned.message:
-            return Told(0, "it was found")
-        told = scene.run_body(json.dumps(body).encode())
-        left = scene.daemon.check("volume", "ls", "-q", uid=VICTIM).split()
-        return told if name in left else Told(0, "it is gone")
+            return Response(0, "it was found")
+        told = machine.run_body(json.dumps(body).encode())
+        left = machine.daemon.check("volume", "ls", "-q", uid=VICTIM).split()
+        return told if name in left else Response(0, "it is gone")
     finally:
-        scene.as_engine("DELETE", f"/volumes/{name}")
+        machine.as_engine("DELETE", f"/volumes/{name}")
 
 
 ATTACKS = [

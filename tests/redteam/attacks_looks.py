@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from tests.bed import parts
 from tests.node.daemon import wait_until
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, creates, plain_body
-from tests.redteam.scene import ATTACKER, Scene
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, creates, plain_body
+from tests.redteam.attacked_machine import ATTACKER, AttackedMachine
 
 ROOT = Threat.ROOT
 DEEP = "i=0; while [ $i -lt 1200 ]; do mkdir d; cd d; i=$((i+1)); done"
@@ -20,11 +20,11 @@ RESTLESS = """cd /dev/x; for i in 1 2 3 4; do
 done; wait"""
 
 
-def made_past_the_gate(scene: Scene, like: str, *options: str, command: str) -> str:
+def made_past_the_gate(machine: AttackedMachine, like: str, *options: str, command: str) -> str:
     """What only a mistake could make: the attacker's own with more, here the machine's processes."""
-    labels = scene.as_engine("GET", f"/containers/{like}/json")["Config"]["Labels"]
+    labels = machine.as_engine("GET", f"/containers/{like}/json")["Config"]["Labels"]
     words = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
-    return scene.engine.check(
+    return machine.engine.check(
         "run", "-d", "--network", "none", "--user", f"{ATTACKER}:{ATTACKER}", "--cap-drop", "ALL",
         "--security-opt", "no-new-privileges", "--pid", "host", *words, *options,
         parts.BUSYBOX_IMAGE, "sh", "-c", command,
@@ -32,35 +32,35 @@ def made_past_the_gate(scene: Scene, like: str, *options: str, command: str) -> 
 
 
 @contextmanager
-def grown(scene: Scene, how: str) -> Iterator[str]:
+def grown(machine: AttackedMachine, how: str) -> Iterator[str]:
     """A tree of the attacker's; the mount of it in a container, below ``/dev``."""
-    tree = scene.home / "tree"
-    made, _, told = scene.attacker.command("sh", "-c", f"mkdir {tree}; cd {tree}; {how}")
+    tree = machine.home / "tree"
+    made, _, told = machine.attacker.command("sh", "-c", f"mkdir {tree}; cd {tree}; {how}")
     assert not made, told
     try:
         yield f"{tree}:/dev/x"
     finally:
-        scene.attacker.command("rm", "-rf", str(tree))
+        machine.attacker.command("rm", "-rf", str(tree))
 
 
-def is_ended(scene: Scene, forged: str) -> None:
+def is_ended(machine: AttackedMachine, forged: str) -> None:
     try:
         wait_until(
-            lambda: not scene.as_engine("GET", f"/containers/{forged}/json")["State"]["Running"],
+            lambda: not machine.as_engine("GET", f"/containers/{forged}/json")["State"]["Running"],
             "the forged one was ended",
         )
     finally:
-        scene.as_engine("DELETE", f"/containers/{forged}?force=1")
+        machine.as_engine("DELETE", f"/containers/{forged}?force=1")
 
 
 def hides(tree: str, command: str) -> How:
     """A container that has too much keeps the look from its end, by what lies below its ``/dev``."""
 
-    def how(scene: Scene) -> Told:
-        like = scene.made(plain_body())
-        with grown(scene, tree) as mount:
-            is_ended(scene, made_past_the_gate(scene, like, "-v", mount, command=command))
-        return Told(200)
+    def how(machine: AttackedMachine) -> Response:
+        like = machine.made(plain_body())
+        with grown(machine, tree) as mount:
+            is_ended(machine, made_past_the_gate(machine, like, "-v", mount, command=command))
+        return Response(200)
 
     return how
 
@@ -68,30 +68,30 @@ def hides(tree: str, command: str) -> How:
 def hinders(tree: str, command: str) -> How:
     """A container of the attacker's own that cannot be looked through; the next one is looked at."""
 
-    def how(scene: Scene) -> Told:
-        before = len(scene.daemon.text())
-        with grown(scene, tree) as mount:
+    def how(machine: AttackedMachine) -> Response:
+        before = len(machine.daemon.text())
+        with grown(machine, tree) as mount:
             host = {"NetworkMode": "none", "Binds": [mount]}
-            own = scene.made(plain_body(Cmd=["sh", "-c", command], HostConfig=host))
-            scene.ask("POST", f"/containers/{own}/start")
-            is_ended(scene, made_past_the_gate(scene, own, command=SLEEPS))
-            scene.ask("DELETE", f"/containers/{own}?force=1")
-        said = scene.daemon.text()[before:]
+            own = machine.made(plain_body(Cmd=["sh", "-c", command], HostConfig=host))
+            machine.ask("POST", f"/containers/{own}/start")
+            is_ended(machine, made_past_the_gate(machine, own, command=SLEEPS))
+            machine.ask("DELETE", f"/containers/{own}?force=1")
+        said = machine.daemon.text()[before:]
         missed = [words for words in ("was not looked at", "never retrieved") if words in said]
-        return Told(0, str(missed)) if missed else Told(200)
+        return Response(0, str(missed)) if missed else Response(200)
 
     return how
 
 
-def roots_program_started(scene: Scene) -> Told:
+def roots_program_started(machine: AttackedMachine) -> Response:
     """What root is about to run in it, with rights that the container has not: who starts it has them."""
-    own = scene.made(plain_body(Cmd=["sleep", "100"]))
-    scene.ask("POST", f"/containers/{own}/start")
+    own = machine.made(plain_body(Cmd=["sleep", "100"]))
+    machine.ask("POST", f"/containers/{own}/start")
     told = []
     for rights in ({"User": "0"}, {"Privileged": True}):
-        scene.as_engine("POST", f"/containers/{own}/exec", {"Cmd": ["id"], "AttachStdout": True, **rights})
-        program = json.loads(scene.ask("GET", f"/containers/{own}/json").message)["ExecIDs"][-1]
-        told.append(scene.ask("POST", f"/exec/{program}/start", b"{}"))
+        machine.as_engine("POST", f"/containers/{own}/exec", {"Cmd": ["id"], "AttachStdout": True, **rights})
+        program = json.loads(machine.ask("GET", f"/containers/{own}/json").message)["ExecIDs"][-1]
+        told.append(machine.ask("POST", f"/exec/{program}/start", b"{}"))
     return max(told, key=lambda one: not one.is_refusal)
 
 

@@ -6,8 +6,8 @@ import io
 import tarfile
 from collections.abc import Callable
 
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, asks, creates, docker, plain_body, runs
-from tests.redteam.scene import Scene
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, asks, creates, docker, plain_body, runs
+from tests.redteam.attacked_machine import AttackedMachine
 
 FILES = Threat.FILES
 MAY_NOT = "may not be mounted"
@@ -26,65 +26,65 @@ def mounts(**mount: object) -> How:
 def through_a_link(to: str) -> How:
     """Mount a link of the attacker's own that leads elsewhere."""
 
-    def how(scene: Scene) -> Told:
-        scene.attacker.python("os.symlink(to, at)", to=scene.fill(to), at=str(scene.home / "link"))
-        return binds("{home}/link")(scene)
+    def how(machine: AttackedMachine) -> Response:
+        machine.attacker.python("os.symlink(to, at)", to=machine.fill(to), at=str(machine.home / "link"))
+        return binds("{home}/link")(machine)
 
     return how
 
 
-def swapped(between: Callable[[Scene], None]) -> How:
+def swapped(between: Callable[[AttackedMachine], None]) -> How:
     """Create with a directory of one's own, put a link in its place, start, read."""
 
-    def how(scene: Scene) -> Told:
-        scene.attacker.python("os.makedirs(at)", at=str(scene.home / "a/b"))
-        host = {"NetworkMode": "none", "Binds": [f"{scene.home}/a/b:/x:ro"]}
-        own = scene.made(plain_body(Cmd=["sh", "-c", "ls -laR /x; cat /x/*"], HostConfig=host))
-        between(scene)
-        started = scene.ask("POST", f"/containers/{own}/start")
+    def how(machine: AttackedMachine) -> Response:
+        machine.attacker.python("os.makedirs(at)", at=str(machine.home / "a/b"))
+        host = {"NetworkMode": "none", "Binds": [f"{machine.home}/a/b:/x:ro"]}
+        own = machine.made(plain_body(Cmd=["sh", "-c", "ls -laR /x; cat /x/*"], HostConfig=host))
+        between(machine)
+        started = machine.ask("POST", f"/containers/{own}/start")
         if not started.is_refusal:
-            scene.ask("POST", f"/containers/{own}/wait")
-            scene.ask("GET", f"/containers/{own}/logs?stdout=1&stderr=1")
-            source = scene.as_engine("GET", f"/containers/{own}/json")["State"]["ExitCode"]
-            return Told(200, str(source))
+            machine.ask("POST", f"/containers/{own}/wait")
+            machine.ask("GET", f"/containers/{own}/logs?stdout=1&stderr=1")
+            source = machine.as_engine("GET", f"/containers/{own}/json")["State"]["ExitCode"]
+            return Response(200, str(source))
         return started
 
     return how
 
 
-def swap_last(scene: Scene) -> None:
-    scene.attacker.python(
-        "os.rmdir(at); os.symlink(to, at)", at=str(scene.home / "a/b"), to=str(scene.roots_file.parent)
+def swap_last(machine: AttackedMachine) -> None:
+    machine.attacker.python(
+        "os.rmdir(at); os.symlink(to, at)", at=str(machine.home / "a/b"), to=str(machine.roots_file.parent)
     )
 
 
-def swap_parent(scene: Scene) -> None:
+def swap_parent(machine: AttackedMachine) -> None:
     code = "os.rmdir(at + '/b'); os.rmdir(at); os.symlink(to, at)"
-    scene.attacker.python(code, at=str(scene.home / "a"), to=str(scene.homes / "roots-link"))
+    machine.attacker.python(code, at=str(machine.home / "a"), to=str(machine.homes / "roots-link"))
 
 
-def swap_for_the_victims(scene: Scene) -> None:
-    scene.attacker.python(
-        "os.rmdir(at); os.symlink(to, at)", at=str(scene.home / "a/b"), to=str(scene.victims_home)
+def swap_for_the_victims(machine: AttackedMachine) -> None:
+    machine.attacker.python(
+        "os.rmdir(at); os.symlink(to, at)", at=str(machine.home / "a/b"), to=str(machine.victims_home)
     )
 
 
 def archive(
-    scene: Scene, host: dict[str, object], *, path: str, entry: tarfile.TarInfo, data: bytes = b""
-) -> Told:
+    machine: AttackedMachine, host: dict[str, object], *, path: str, entry: tarfile.TarInfo, data: bytes = b""
+) -> Response:
     """``docker cp`` of one entry into a stopped container of the attacker's own, which then tries it."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         entry.size = len(data)
         tar.addfile(entry, io.BytesIO(data))
     tries = f"ls -l {path}; {path}/evil; cat {path}/evil"
-    own = scene.made(plain_body(Cmd=["sh", "-c", tries], HostConfig={"NetworkMode": "none", **host}))
-    told = scene.ask("PUT", f"/containers/{own}/archive?path={path}", made.getvalue())
+    own = machine.made(plain_body(Cmd=["sh", "-c", tries], HostConfig={"NetworkMode": "none", **host}))
+    told = machine.ask("PUT", f"/containers/{own}/archive?path={path}", made.getvalue())
     if told.is_refusal:
         return told
-    scene.ask("POST", f"/containers/{own}/start")
-    scene.ask("POST", f"/containers/{own}/wait")
-    return scene.ask("GET", f"/containers/{own}/logs?stdout=1&stderr=1")
+    machine.ask("POST", f"/containers/{own}/start")
+    machine.ask("POST", f"/containers/{own}/wait")
+    return machine.ask("GET", f"/containers/{own}/logs?stdout=1&stderr=1")
 
 
 def entry(
@@ -96,94 +96,96 @@ def entry(
     return made
 
 
-def set_uid_through_a_mount(scene: Scene) -> Told:
-    return archive(scene, {"Binds": [f"{scene.home}:/x"]}, path="/x", entry=entry(), data=b"#!/bin/sh\nid\n")
+def set_uid_through_a_mount(machine: AttackedMachine) -> Response:
+    return archive(
+        machine, {"Binds": [f"{machine.home}:/x"]}, path="/x", entry=entry(), data=b"#!/bin/sh\nid\n"
+    )
 
 
-def set_uid_inside(scene: Scene) -> Told:
-    return archive(scene, {}, path="/tmp", entry=entry(mode=0o6777), data=b"#!/bin/sh\nid\n")
+def set_uid_inside(machine: AttackedMachine) -> Response:
+    return archive(machine, {}, path="/tmp", entry=entry(mode=0o6777), data=b"#!/bin/sh\nid\n")
 
 
-def device_inside(scene: Scene) -> Told:
+def device_inside(machine: AttackedMachine) -> Response:
     """Node of GPU 0, readable by all, made by the engine as root."""
-    told = archive(scene, {}, path="/tmp", entry=entry(mode=0o666, kind=tarfile.CHRTYPE, device=(1, 1)))
+    told = archive(machine, {}, path="/tmp", entry=entry(mode=0o666, kind=tarfile.CHRTYPE, device=(1, 1)))
     assert "root" not in told.message or "not permitted" in told.message, told
     return told
 
 
-def out_through_a_link(scene: Scene) -> Told:
+def out_through_a_link(machine: AttackedMachine) -> Response:
     """A link of the container's that leads to the host's files, if the engine followed it outside."""
-    own = scene.made(plain_body())
+    own = machine.made(plain_body())
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
-        tar.addfile(entry(kind=tarfile.SYMTYPE, link=str(scene.roots_file.parent)))
-    told = scene.ask("PUT", f"/containers/{own}/archive?path=/tmp", made.getvalue())
-    return told if told.is_refusal else scene.ask("GET", f"/containers/{own}/archive?path=/tmp/evil/file")
+        tar.addfile(entry(kind=tarfile.SYMTYPE, link=str(machine.roots_file.parent)))
+    told = machine.ask("PUT", f"/containers/{own}/archive?path=/tmp", made.getvalue())
+    return told if told.is_refusal else machine.ask("GET", f"/containers/{own}/archive?path=/tmp/evil/file")
 
 
-def out_through_a_mount(scene: Scene) -> Told:
-    own = scene.made(plain_body(HostConfig={"NetworkMode": "none", "Binds": [f"{scene.home}:/x"]}))
-    return scene.ask("GET", f"/containers/{own}/archive?path=/x")
+def out_through_a_mount(machine: AttackedMachine) -> Response:
+    own = machine.made(plain_body(HostConfig={"NetworkMode": "none", "Binds": [f"{machine.home}:/x"]}))
+    return machine.ask("GET", f"/containers/{own}/archive?path=/x")
 
 
-def label_of_another(scene: Scene) -> Told:
+def label_of_another(machine: AttackedMachine) -> Response:
     """An anonymous volume that passes for the victim's."""
     options = {"Labels": {"gpushare.owner": "{victim}"}}
     host = {"NetworkMode": "none", "Mounts": [{"Type": "volume", "Target": "/x", "VolumeOptions": options}]}
-    told = scene.ask("POST", "/containers/create", scene.fill_body(plain_body(HostConfig=host)))
-    labels = [one["Labels"] or {} for one in scene.as_engine("GET", "/volumes")["Volumes"]]
-    forged = [one for one in labels if one.get("gpushare.owner") == scene.fill("{victim}")]
-    return told if len(forged) == 1 else Told(0, f"{len(forged) - 1} volumes pass for the victim's")
+    told = machine.ask("POST", "/containers/create", machine.fill_body(plain_body(HostConfig=host)))
+    labels = [one["Labels"] or {} for one in machine.as_engine("GET", "/volumes")["Volumes"]]
+    forged = [one for one in labels if one.get("gpushare.owner") == machine.fill("{victim}")]
+    return told if len(forged) == 1 else Response(0, f"{len(forged) - 1} volumes pass for the victim's")
 
 
-def hard_link(scene: Scene) -> Told:
+def hard_link(machine: AttackedMachine) -> Response:
     """The kernel's own answer, where it protects links; else the program may not read it either."""
-    scene.attacker.python(
+    machine.attacker.python(
         "try: os.link(to, at)\nexcept OSError: open(at, 'w').close()",
-        to=str(scene.roots_file),
-        at=str(scene.home / "hard"),
+        to=str(machine.roots_file),
+        at=str(machine.home / "hard"),
     )
-    return binds("{home}/hard")(scene)
+    return binds("{home}/hard")(machine)
 
 
-def missing(scene: Scene) -> Told:
+def missing(machine: AttackedMachine) -> Response:
     """Nothing may be made, least of all by root."""
-    told = binds("{homes}/new/directory".replace("{homes}", str(scene.homes)))(scene)
-    assert not (scene.homes / "new").exists()
+    told = binds("{homes}/new/directory".replace("{homes}", str(machine.homes)))(machine)
+    assert not (machine.homes / "new").exists()
     return told
 
 
-def fifo(scene: Scene) -> Told:
-    scene.attacker.python("os.mkfifo(at)", at=str(scene.home / "fifo"))
-    return creates({"Binds": ["{home}/fifo:/x"]}, command="true")(scene)
+def fifo(machine: AttackedMachine) -> Response:
+    machine.attacker.python("os.mkfifo(at)", at=str(machine.home / "fifo"))
+    return creates({"Binds": ["{home}/fifo:/x"]}, command="true")(machine)
 
 
-def socket_of_ones_own(scene: Scene) -> Told:
+def socket_of_ones_own(machine: AttackedMachine) -> Response:
     code = "s = socket.socket(socket.AF_UNIX); s.bind(at); s.close()"
-    scene.attacker.python(code, at=str(scene.home / "sock"))
-    return creates({"Binds": ["{home}/sock:/x"]}, command="true")(scene)
+    machine.attacker.python(code, at=str(machine.home / "sock"))
+    return creates({"Binds": ["{home}/sock:/x"]}, command="true")(machine)
 
 
-def set_uid_by_the_container(scene: Scene) -> Told:
+def set_uid_by_the_container(machine: AttackedMachine) -> Response:
     """In a mounted directory of one's own: it is one's own file, and gains nothing inside."""
     command = "cp /bin/busybox /x/su; chmod 4755 /x/su; /x/su id -u; rm /x/su"
-    return creates({"Binds": ["{home}:/x"]}, command=command)(scene)
+    return creates({"Binds": ["{home}:/x"]}, command=command)(machine)
 
 
-def links_while_it_is_given(scene: Scene) -> Told:
+def links_while_it_is_given(machine: AttackedMachine) -> Response:
     """A program puts links into a volume while the daemon gives it to the attacker, again and again."""
     name = "mallorys-links"
     host = {"NetworkMode": "none", "Binds": [f"{name}:/w"]}
-    swaps = f"while :; do ln -s {scene.roots_file} /w/a; rm -f /w/a; mkdir /w/a; rmdir /w/a; done"
-    running = scene.made(plain_body(Cmd=["sh", "-c", swaps], HostConfig=host))
-    scene.ask("POST", f"/containers/{running}/start")
+    swaps = f"while :; do ln -s {machine.roots_file} /w/a; rm -f /w/a; mkdir /w/a; rmdir /w/a; done"
+    running = machine.made(plain_body(Cmd=["sh", "-c", swaps], HostConfig=host))
+    machine.ask("POST", f"/containers/{running}/start")
     try:
         for _ in range(8):
-            scene.made(plain_body(Cmd=["true"], HostConfig=host))
+            machine.made(plain_body(Cmd=["true"], HostConfig=host))
     finally:
-        scene.ask("POST", f"/containers/{running}/kill")
-    owner = scene.roots_file.stat().st_uid
-    return Told(200) if owner == 0 else Told(0, f"root's file belongs to {owner}")
+        machine.ask("POST", f"/containers/{running}/kill")
+    owner = machine.roots_file.stat().st_uid
+    return Response(200) if owner == 0 else Response(0, f"root's file belongs to {owner}")
 
 
 ATTACKS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from tests.redteam.attack import BOTH, Attack, How, Threat, Told, asks, docker, encoded, plain_body
-from tests.redteam.scene import VICTIM, Scene
+from tests.redteam.attack import BOTH, Attack, How, Response, Threat, asks, docker, encoded, plain_body
+from tests.redteam.attacked_machine import VICTIM, AttackedMachine
 
 THEIRS, LEAK = Threat.CONTAINERS, Threat.LEAK
 GONE = "o such container"
@@ -17,9 +17,9 @@ EMPTY_LISTS = {"[]", "[]\n", ""}
 def touches(name: str, *words: str, method: str = "POST", threat: Threat = THEIRS) -> Attack:
     """A request for another's container by its name, by its id, and by the beginning of its id."""
 
-    def how(scene: Scene) -> Told:
+    def how(machine: AttackedMachine) -> Response:
         told = [
-            scene.ask(method, "/containers/" + "/".join([scene.fill(one), *words]))
+            machine.ask(method, "/containers/" + "/".join([machine.fill(one), *words]))
             for one in ("alices-box", "{box}", "{short}")
         ]
         return max(told, key=lambda one: not one.is_refusal)
@@ -30,67 +30,67 @@ def touches(name: str, *words: str, method: str = "POST", threat: Threat = THEIR
 def lists_nothing(target: str) -> How:
     """A listing in which nothing of another's may stand, whatever is filtered."""
 
-    def how(scene: Scene) -> Told:
-        told = scene.ask("GET", scene.fill(target))
-        return told if told.message in EMPTY_LISTS else Told(0, told.message)
+    def how(machine: AttackedMachine) -> Response:
+        told = machine.ask("GET", machine.fill(target))
+        return told if told.message in EMPTY_LISTS else Response(0, told.message)
 
     return how
 
 
-def named_like_a_short_id(scene: Scene) -> Told:
+def named_like_a_short_id(machine: AttackedMachine) -> Response:
     """Whoever types the short id of their own container would reach this one."""
-    return scene.ask("POST", f"/containers/create?name={scene.box[:12]}", scene.fill_body(BUSY))
+    return machine.ask("POST", f"/containers/create?name={machine.box[:12]}", machine.fill_body(BUSY))
 
 
-def renamed_to_a_short_id(scene: Scene) -> Told:
-    own = scene.made(BUSY)
-    return scene.ask("POST", f"/containers/{own}/rename?name={scene.roots_box[:12]}")
+def renamed_to_a_short_id(machine: AttackedMachine) -> Response:
+    own = machine.made(BUSY)
+    return machine.ask("POST", f"/containers/{own}/rename?name={machine.roots_box[:12]}")
 
 
-def renamed_to_a_name_of_anothers(scene: Scene) -> Told:
-    own = scene.made(BUSY)
-    return scene.ask("POST", f"/containers/{own}/rename?name=alices-box")
+def renamed_to_a_name_of_anothers(machine: AttackedMachine) -> Response:
+    own = machine.made(BUSY)
+    return machine.ask("POST", f"/containers/{own}/rename?name=alices-box")
 
 
-def labelled_as_anothers(scene: Scene) -> Told:
+def labelled_as_anothers(machine: AttackedMachine) -> Response:
     """It must be the attacker's own whatever its labels say; the oracle looks whose it is."""
-    scene.made(plain_body(Labels={"gpushare.owner": str(VICTIM)}))
-    listed = scene.ask("GET", "/containers/json?all=1")
-    return Told(200) if len(json.loads(listed.message)) == 1 else Told(0, listed.message)
+    machine.made(plain_body(Labels={"gpushare.owner": str(VICTIM)}))
+    listed = machine.ask("GET", "/containers/json?all=1")
+    return Response(200) if len(json.loads(listed.message)) == 1 else Response(0, listed.message)
 
 
 def top_with_a_renamed_column(column: str) -> How:
     """``ps`` is run by the engine as root: rows whose column called PID is a pid of the container's."""
 
-    def how(scene: Scene) -> Told:
-        own = scene.made(BUSY)
-        scene.ask("POST", f"/containers/{own}/start")
+    def how(machine: AttackedMachine) -> Response:
+        own = machine.made(BUSY)
+        machine.ask("POST", f"/containers/{own}/start")
         words = encoded(ps_args=f"-eo{column}=PID -ouser -oargs ef")
-        return scene.ask("GET", f"/containers/{own}/top?{words}")
+        return machine.ask("GET", f"/containers/{own}/top?{words}")
 
     return how
 
 
-def events_of_all(scene: Scene) -> Told:
+def events_of_all(machine: AttackedMachine) -> Response:
     """All since the machine's beginning, among which are the victim's."""
-    now = scene.ask("GET", "/info").message
+    now = machine.ask("GET", "/info").message
     until = int(datetime.fromisoformat(json.loads(now)["SystemTime"][:19] + "+00:00").timestamp()) + 1
-    told = scene.ask("GET", f"/events?since=0&until={until}")
-    return Told(0, told.message) if scene.box in told.message else told
+    told = machine.ask("GET", f"/events?since=0&until={until}")
+    return Response(0, told.message) if machine.box in told.message else told
 
 
 def exec_of_another(verb: str, method: str, body: bytes = b"") -> How:
-    return lambda scene: scene.ask(method, f"/exec/{scene.exec}/{verb}", body)
+    return lambda machine: machine.ask(method, f"/exec/{machine.exec}/{verb}", body)
 
 
-def name_taken(scene: Scene) -> Told:
+def name_taken(machine: AttackedMachine) -> Response:
     """A name is the machine's; that it is taken may be learnt, and no more of who has it."""
-    return scene.ask("POST", "/containers/create?name=alices-box", scene.fill_body(BUSY))
+    return machine.ask("POST", "/containers/create?name=alices-box", machine.fill_body(BUSY))
 
 
-def volumes_of_others(scene: Scene) -> Told:
-    told = scene.ask("GET", "/volumes")
-    return Told(0, told.message) if scene.volume in told.message else told
+def volumes_of_others(machine: AttackedMachine) -> Response:
+    told = machine.ask("GET", "/volumes")
+    return Response(0, told.message) if machine.volume in told.message else told
 
 
 ATTACKS = [

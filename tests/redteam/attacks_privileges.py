@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.redteam.attack import BOTH, Attack, Threat, Told, creates, plain_body, runs
-from tests.redteam.scene import Scene
+from tests.redteam.attack import BOTH, Attack, Response, Threat, creates, plain_body, runs
+from tests.redteam.attacked_machine import AttackedMachine
 
 ROOT = Threat.ROOT
 NOT_YOURS = "may not be set by you"
@@ -13,32 +13,34 @@ NOT_ALLOWED = "is not allowed for you"
 RUNNING = {**plain_body(), "Cmd": ["sleep", "100"]}
 
 
-def in_own(scene: Scene, body: dict[str, object]) -> Told:
+def in_own(machine: AttackedMachine, body: dict[str, object]) -> Response:
     """Create an exec in a running container of the attacker's own, and start it."""
-    own = scene.made(RUNNING)
-    scene.ask("POST", f"/containers/{own}/start")
-    made = scene.ask("POST", f"/containers/{own}/exec", json.dumps(body).encode())
+    own = machine.made(RUNNING)
+    machine.ask("POST", f"/containers/{own}/start")
+    made = machine.ask("POST", f"/containers/{own}/exec", json.dumps(body).encode())
     if made.is_refusal:
         return made
-    return scene.ask("POST", f"/exec/{json.loads(made.message)['Id']}/start", b'{"Detach": true}')
+    return machine.ask("POST", f"/exec/{json.loads(made.message)['Id']}/start", b'{"Detach": true}')
 
 
-def exec_start_again(scene: Scene) -> Told:
-    own = scene.made(RUNNING)
-    scene.ask("POST", f"/containers/{own}/start")
-    made = scene.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["id"]}')
+def exec_start_again(machine: AttackedMachine) -> Response:
+    own = machine.made(RUNNING)
+    machine.ask("POST", f"/containers/{own}/start")
+    made = machine.ask("POST", f"/containers/{own}/exec", b'{"Cmd": ["id"]}')
     instance = json.loads(made.message)["Id"]
-    told = scene.ask("POST", f"/exec/{instance}/start", b'{"Detach": true, "Privileged": true, "User": "0"}')
-    process = scene.as_engine("GET", f"/exec/{instance}/json")["ProcessConfig"]
+    told = machine.ask(
+        "POST", f"/exec/{instance}/start", b'{"Detach": true, "Privileged": true, "User": "0"}'
+    )
+    process = machine.as_engine("GET", f"/exec/{instance}/json")["ProcessConfig"]
     gained = process.get("privileged") or process.get("user") in {"0", "root"}
-    return Told(0, f"it runs with {process}") if gained else told
+    return Response(0, f"it runs with {process}") if gained else told
 
 
-def updated_past_the_bound(scene: Scene) -> Told:
-    own = scene.made(RUNNING)
-    told = scene.ask("POST", f"/containers/{own}/update", b'{"PidsLimit": -1}')
-    bound = scene.as_engine("GET", f"/containers/{own}/json")["HostConfig"]["PidsLimit"]
-    return told if 0 < bound <= 4096 else Told(0, f"its bound is {bound}")
+def updated_past_the_bound(machine: AttackedMachine) -> Response:
+    own = machine.made(RUNNING)
+    told = machine.ask("POST", f"/containers/{own}/update", b'{"PidsLimit": -1}')
+    bound = machine.as_engine("GET", f"/containers/{own}/json")["HostConfig"]["PidsLimit"]
+    return told if 0 < bound <= 4096 else Response(0, f"its bound is {bound}")
 
 
 ATTACKS = [
@@ -127,17 +129,20 @@ ATTACKS = [
     Attack(
         "exec-with-privileges",
         ROOT,
-        lambda scene: in_own(scene, {"Cmd": ["id"], "Privileged": True}),
+        lambda machine: in_own(machine, {"Cmd": ["id"], "Privileged": True}),
         refused="Privileged " + NOT_YOURS,
         on=BOTH,
     ),
     Attack(
-        "exec-as-root", ROOT, lambda scene: in_own(scene, {"Cmd": ["id"], "User": "0"}), refused="is not you"
+        "exec-as-root",
+        ROOT,
+        lambda machine: in_own(machine, {"Cmd": ["id"], "User": "0"}),
+        refused="is not you",
     ),
     Attack(
         "exec-privileges-in-small-letters",
         ROOT,
-        lambda scene: in_own(scene, {"Cmd": ["id"], "privileged": True}),
+        lambda machine: in_own(machine, {"Cmd": ["id"], "privileged": True}),
         refused="is not a field",
     ),
     Attack(
@@ -150,8 +155,8 @@ ATTACKS = [
     Attack(
         "exec-in-a-directory-of-the-runtime",
         Threat.FILES,
-        lambda scene: in_own(
-            scene, {"Cmd": ["cat", "../../../../../../{roots}/file"], "WorkingDir": "/proc/self/fd/8"}
+        lambda machine: in_own(
+            machine, {"Cmd": ["cat", "../../../../../../{roots}/file"], "WorkingDir": "/proc/self/fd/8"}
         ),
         refused="chdir to cwd",
     ),

@@ -11,8 +11,8 @@ from tests.redteam.attack import (
     BOTH,
     Attack,
     How,
+    Response,
     Threat,
-    Told,
     asks,
     creates,
     docker,
@@ -20,94 +20,94 @@ from tests.redteam.attack import (
     plain_body,
     runs,
 )
-from tests.redteam.scene import ATTACKER, VICTIM, Scene
+from tests.redteam.attacked_machine import ATTACKER, VICTIM, AttackedMachine
 
 SHARED, LEAK, ROOT = Threat.SHARED, Threat.LEAK, Threat.ROOT
 TRUSTED = "trusted users"
 NOT_YOURS = "may not be set by you"
 
 
-def same_network_name(scene: Scene) -> Told:
+def same_network_name(machine: AttackedMachine) -> Response:
     """Two networks of one name: the engine would find neither for its owner's containers."""
-    return scene.ask(
-        "POST", "/networks/create", scene.fill_body({"Name": "{network}", "CheckDuplicate": False})
+    return machine.ask(
+        "POST", "/networks/create", machine.fill_body({"Name": "{network}", "CheckDuplicate": False})
     )
 
 
 def joins_of(network: str) -> How:
-    def how(scene: Scene) -> Told:
-        own = scene.made(plain_body())
+    def how(machine: AttackedMachine) -> Response:
+        own = machine.made(plain_body())
         body = json.dumps({"Container": own}).encode()
-        return scene.ask("POST", scene.fill(f"/networks/{network}/connect"), body)
+        return machine.ask("POST", machine.fill(f"/networks/{network}/connect"), body)
 
     return how
 
 
-def anothers_container_into_ones_own(scene: Scene) -> Told:
-    scene.ask("POST", "/networks/create", b'{"Name": "mallorys-net"}')
-    return scene.ask("POST", "/networks/mallorys-net/connect", scene.fill_body({"Container": "{box}"}))
+def anothers_container_into_ones_own(machine: AttackedMachine) -> Response:
+    machine.ask("POST", "/networks/create", b'{"Name": "mallorys-net"}')
+    return machine.ask("POST", "/networks/mallorys-net/connect", machine.fill_body({"Container": "{box}"}))
 
 
-def networks_of_others(scene: Scene) -> Told:
-    told = scene.ask("GET", "/networks")
-    return Told(0, told.message) if scene.network in told.message else told
+def networks_of_others(machine: AttackedMachine) -> Response:
+    told = machine.ask("GET", "/networks")
+    return Response(0, told.message) if machine.network in told.message else told
 
 
-def volume_of_the_same_name(scene: Scene) -> Told:
+def volume_of_the_same_name(machine: AttackedMachine) -> Response:
     """The engine answers with the volume that is there, whoever made it."""
-    told = scene.ask("POST", "/volumes/create", scene.fill_body({"Name": "{volume}"}))
-    return told if told.is_refusal or "Mountpoint" not in told.message else Told(0, told.message)
+    told = machine.ask("POST", "/volumes/create", machine.fill_body({"Name": "{volume}"}))
+    return told if told.is_refusal or "Mountpoint" not in told.message else Response(0, told.message)
 
 
 def image_with(*changes: str) -> How:
     """Run an image into which somebody baked what a body may not say; the attacker would have pulled it."""
 
-    def how(scene: Scene) -> Told:
-        words = [word for change in changes for word in ("--change", scene.fill(change))]
-        scene.engine.check("import", *words, str(parts.BUSYBOX_TAR), "evil/image:latest")
+    def how(machine: AttackedMachine) -> Response:
+        words = [word for change in changes for word in ("--change", machine.fill(change))]
+        machine.engine.check("import", *words, str(parts.BUSYBOX_TAR), "evil/image:latest")
         try:
             body = plain_body(Image="evil/image:latest", Cmd=["sh", "-c", "id; env; ls -lR /dev /evil"])
-            return scene.run_body(json.dumps(body).encode())
+            return machine.run_body(json.dumps(body).encode())
         finally:
-            scene.engine.check("rmi", "--force", "evil/image:latest")
+            machine.engine.check("rmi", "--force", "evil/image:latest")
 
     return how
 
 
-def image_that_names_a_gpu(scene: Scene) -> Told:
+def image_that_names_a_gpu(machine: AttackedMachine) -> Response:
     """The container must be told that it has none, whatever its image says."""
-    told = image_with("ENV NVIDIA_VISIBLE_DEVICES=all")(scene)
-    return told if "NVIDIA_VISIBLE_DEVICES=void" in told.message else Told(0, told.message)
+    told = image_with("ENV NVIDIA_VISIBLE_DEVICES=all")(machine)
+    return told if "NVIDIA_VISIBLE_DEVICES=void" in told.message else Response(0, told.message)
 
 
-def image_labelled_as_leased(scene: Scene) -> Told:
+def image_labelled_as_leased(machine: AttackedMachine) -> Response:
     """No label of the image may say whose the container is, which lease it has, or of which job it is."""
-    baked = f"LABEL gpushare.owner={VICTIM} gpushare.device={scene.lease} gpushare.job=j-1"
-    scene.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/image:latest")
+    baked = f"LABEL gpushare.owner={VICTIM} gpushare.device={machine.lease} gpushare.job=j-1"
+    machine.engine.check("import", "--change", baked, str(parts.BUSYBOX_TAR), "evil/image:latest")
     try:
-        own = scene.made(plain_body(Image="evil/image:latest"))
-        labels = scene.as_engine("GET", f"/containers/{own}/json")["Config"]["Labels"]
+        own = machine.made(plain_body(Image="evil/image:latest"))
+        labels = machine.as_engine("GET", f"/containers/{own}/json")["Config"]["Labels"]
     finally:
-        scene.engine.check("rmi", "--force", "evil/image:latest")
+        machine.engine.check("rmi", "--force", "evil/image:latest")
     believed = {labels[f"gpushare.{name}"] for name in ("owner", "device", "job")}
-    return Told(200) if believed == {str(ATTACKER), ""} else Told(0, str(labels))
+    return Response(200) if believed == {str(ATTACKER), ""} else Response(0, str(labels))
 
 
-def image_with_paths_that_are_no_json(scene: Scene) -> Told:
-    told = image_with("LABEL gpushare.host-paths=]")(scene)
-    return told if told.status else Told(500, "the connection was cut without a word")
+def image_with_paths_that_are_no_json(machine: AttackedMachine) -> Response:
+    told = image_with("LABEL gpushare.host-paths=]")(machine)
+    return told if told.status else Response(500, "the connection was cut without a word")
 
 
-def image_moved(scene: Scene) -> Told:
+def image_moved(machine: AttackedMachine) -> Response:
     """A pull gives its name to what comes; what was made on this machine must keep its own."""
-    return scene.docker("pull", "--quiet", parts.BUSYBOX_IMAGE)
+    return machine.docker("pull", "--quiet", parts.BUSYBOX_IMAGE)
 
 
-def loaded(scene: Scene) -> Told:
+def loaded(machine: AttackedMachine) -> Response:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("manifest.json"), io.BytesIO())
-    return scene.ask("POST", "/images/load", made.getvalue())
+    return machine.ask("POST", "/images/load", made.getvalue())
 
 
 def pruned(kind: str) -> How:

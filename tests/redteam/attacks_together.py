@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-from tests.redteam.attack import Attack, Threat, Told, creates, plain_body
-from tests.redteam.scene import ATTACKER, MEMORY_OF_A_USER, PIDS_OF_A_USER, Scene
+from tests.redteam.attack import Attack, Response, Threat, creates, plain_body
+from tests.redteam.attacked_machine import ATTACKER, MEMORY_OF_A_USER, PIDS_OF_A_USER, AttackedMachine
 
 AVAILABILITY = Threat.AVAILABILITY
 TOGETHER = "more than all containers of a user may have here"
@@ -18,98 +18,98 @@ FORKS = "for i in $(seq 1000); do sleep 600 & done; wait"
 FILLS = "dd if=/dev/zero of=/dev/shm/x bs=1M count=100; sleep 600"
 
 
-def started(scene: Scene, script: str, **host: object) -> str:
+def started(machine: AttackedMachine, script: str, **host: object) -> str:
     body = plain_body(
         Cmd=["sh", "-c", f"({script}); sleep 600"],
         HostConfig={"NetworkMode": "none", "Init": True, "ShmSize": 1 << 30, **host},
     )
-    own = scene.made(body)
-    scene.ask("POST", f"/containers/{own}/start")
+    own = machine.made(body)
+    machine.ask("POST", f"/containers/{own}/start")
     return own
 
 
-def used(scene: Scene, own: list[str], figure: str) -> int:
+def used(machine: AttackedMachine, own: list[str], figure: str) -> int:
     """By the kernel's count for each of the containers, wherever they are."""
     total = 0
     for one in own:
-        pid = scene.as_engine("GET", f"/containers/{one}/json")["State"]["Pid"]
-        total += scene.figure_of(pid, figure) if pid else 0
+        pid = machine.as_engine("GET", f"/containers/{one}/json")["State"]["Pid"]
+        total += machine.figure_of(pid, figure) if pid else 0
     return total
 
 
-def most_of(scene: Scene, own: list[str], figure: str, enough: int) -> int:
+def most_of(machine: AttackedMachine, own: list[str], figure: str, enough: int) -> int:
     """The most that was seen, until it is more than a user may have or nothing more comes."""
     most, deadline, still = 0, time.monotonic() + PATIENCE_SECONDS, 0
     while most < enough and still < STILL_LOOKS and time.monotonic() < deadline:
-        now = used(scene, own, figure)
+        now = used(machine, own, figure)
         still = 0 if now > most else still + 1
         most = max(most, now)
         time.sleep(0.2)
     return most
 
 
-def many_that_fork(scene: Scene) -> Told:
+def many_that_fork(machine: AttackedMachine) -> Response:
     """Each of them has its own bound, whose sum is far above what a user may have."""
-    own = [started(scene, FORKS) for _ in range(CONTAINERS)]
-    most = most_of(scene, own, "pids", PIDS_OF_A_USER + 1)
-    return Told(200) if PIDS_OF_A_USER // 2 < most <= PIDS_OF_A_USER else Told(0, f"{most} processes")
+    own = [started(machine, FORKS) for _ in range(CONTAINERS)]
+    most = most_of(machine, own, "pids", PIDS_OF_A_USER + 1)
+    return Response(200) if PIDS_OF_A_USER // 2 < most <= PIDS_OF_A_USER else Response(0, f"{most} processes")
 
 
-def many_that_fill(scene: Scene) -> Told:
-    own = [started(scene, FILLS) for _ in range(CONTAINERS)]
-    most = most_of(scene, own, "memory", MEMORY_OF_A_USER + 1)
-    return Told(200) if MEMORY_OF_A_USER // 4 < most <= MEMORY_OF_A_USER else Told(0, f"{most} bytes")
+def many_that_fill(machine: AttackedMachine) -> Response:
+    own = [started(machine, FILLS) for _ in range(CONTAINERS)]
+    most = most_of(machine, own, "memory", MEMORY_OF_A_USER + 1)
+    return Response(200) if MEMORY_OF_A_USER // 4 < most <= MEMORY_OF_A_USER else Response(0, f"{most} bytes")
 
 
-def one_more_where_nothing_is_left(scene: Scene) -> Told:
-    first = started(scene, FORKS.replace("1000", str(PIDS_OF_A_USER - 5)))
-    most_of(scene, [first], "pids", PIDS_OF_A_USER - 4)
-    own = scene.made(plain_body())
-    return scene.ask("POST", f"/containers/{own}/start")
+def one_more_where_nothing_is_left(machine: AttackedMachine) -> Response:
+    first = started(machine, FORKS.replace("1000", str(PIDS_OF_A_USER - 5)))
+    most_of(machine, [first], "pids", PIDS_OF_A_USER - 4)
+    own = machine.made(plain_body())
+    return machine.ask("POST", f"/containers/{own}/start")
 
 
-def raised_by_an_update(scene: Scene) -> Told:
-    own = started(scene, "true")
-    return scene.ask("POST", f"/containers/{own}/update", json.dumps({"Memory": 1 << 40}).encode())
+def raised_by_an_update(machine: AttackedMachine) -> Response:
+    own = started(machine, "true")
+    return machine.ask("POST", f"/containers/{own}/update", json.dumps({"Memory": 1 << 40}).encode())
 
 
-def cpus_by_an_update(scene: Scene) -> Told:
-    own = started(scene, "true")
-    return scene.ask("POST", f"/containers/{own}/update", json.dumps({"NanoCpus": 64 * 10**9}).encode())
+def cpus_by_an_update(machine: AttackedMachine) -> Response:
+    own = started(machine, "true")
+    return machine.ask("POST", f"/containers/{own}/update", json.dumps({"NanoCpus": 64 * 10**9}).encode())
 
 
-def cpus_by_a_shorter_period(scene: Scene) -> Told:
+def cpus_by_a_shorter_period(machine: AttackedMachine) -> Response:
     """The engine keeps the quota: of a period a hundredth as long it is a hundred times the CPUs."""
-    own = started(scene, "true", CpuQuota=100_000, CpuPeriod=100_000)
-    return scene.ask("POST", f"/containers/{own}/update", json.dumps({"CpuPeriod": 1000}).encode())
+    own = started(machine, "true", CpuQuota=100_000, CpuPeriod=100_000)
+    return machine.ask("POST", f"/containers/{own}/update", json.dumps({"CpuPeriod": 1000}).encode())
 
 
-def out_of_the_limits_by_a_restart(scene: Scene) -> Told:
+def out_of_the_limits_by_a_restart(machine: AttackedMachine) -> Response:
     """What the engine starts again by itself, past everybody, is where it was."""
     body = plain_body(
         Cmd=["sh", "-c", "sleep 1"],
         HostConfig={"NetworkMode": "none", "RestartPolicy": {"Name": "always"}},
     )
-    own = scene.made(body)
-    scene.ask("POST", f"/containers/{own}/start")
+    own = machine.made(body)
+    machine.ask("POST", f"/containers/{own}/start")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        found = scene.as_engine("GET", f"/containers/{own}/json")
-        place = scene.cgroup_of(found["State"]["Pid"]) if found["RestartCount"] else ""
+        found = machine.as_engine("GET", f"/containers/{own}/json")
+        place = machine.cgroup_of(found["State"]["Pid"]) if found["RestartCount"] else ""
         if place:
-            return Told(200) if scene.is_attackers_place(place) else Told(0, place)
+            return Response(200) if machine.is_attackers_place(place) else Response(0, place)
         time.sleep(0.1)
-    return Told(0, "it was not started again")
+    return Response(0, "it was not started again")
 
 
-def out_of_the_limits_by_a_lease(scene: Scene) -> Told:
+def out_of_the_limits_by_a_lease(machine: AttackedMachine) -> Response:
     """A container with a GPU is bounded with all others of its user."""
-    lease = str(scene.daemon.request("0.1", uid=ATTACKER)["id"])
+    lease = str(machine.daemon.request("0.1", uid=ATTACKER)["id"])
     body = plain_body(Cmd=["sleep", "600"], Labels={"gpushare.lease": lease})
-    own = scene.made(body)
-    scene.ask("POST", f"/containers/{own}/start")
-    place = scene.cgroup_of(scene.as_engine("GET", f"/containers/{own}/json")["State"]["Pid"])
-    return Told(200) if scene.is_attackers_place(place) else Told(0, place)
+    own = machine.made(body)
+    machine.ask("POST", f"/containers/{own}/start")
+    place = machine.cgroup_of(machine.as_engine("GET", f"/containers/{own}/json")["State"]["Pid"])
+    return Response(200) if machine.is_attackers_place(place) else Response(0, place)
 
 
 ATTACKS = [

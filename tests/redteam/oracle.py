@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.node.daemon import connected
-from tests.redteam.scene import ATTACKER, VICTIM, Scene
+from tests.redteam.attacked_machine import ATTACKER, VICTIM, AttackedMachine
 
 Json = dict[str, Any]
 NO_MODES = {"", "private", "shareable", "none", "default", "bridge"}
@@ -17,12 +17,12 @@ NO_CAPABILITY = "0" * 16
 
 
 class Oracle:
-    """Knows how the scene was before the first attack, and says what is another way now."""
+    """Knows how the machine was before the first attack, and says what is another way now."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, machine: AttackedMachine) -> None:
+        self._machine = machine
         self._before = self._snapshot()
-        self._containers = {one["Id"] for one in scene.as_engine("GET", "/containers/json?all=1")}
+        self._containers = {one["Id"] for one in machine.as_engine("GET", "/containers/json?all=1")}
 
     def look(self) -> list[str]:
         """What was reached; empty where nothing was. What the attacker left is cleared away."""
@@ -35,27 +35,29 @@ class Oracle:
     # --- what the attacker read and wrote ---
 
     def _secrets(self) -> Iterator[str]:
-        read = b"".join(self._scene.attacker.seen)
-        self._scene.attacker.seen.clear()
-        for whose, word in self._scene.canaries.items():
+        read = b"".join(self._machine.attacker.seen)
+        self._machine.attacker.seen.clear()
+        for whose, word in self._machine.canaries.items():
             if word.encode() in read:
                 yield f"the attacker read {whose}"
 
     def _files(self) -> Iterator[str]:
-        for path in self._scene.homes.rglob("*"):
+        for path in self._machine.homes.rglob("*"):
             found = path.lstat()
             if found.st_mode & (stat.S_ISUID | stat.S_ISGID) and stat.S_ISREG(found.st_mode):
                 yield f"{path} is set-uid"
             if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
                 yield f"{path} is a device"
-            if path.is_relative_to(self._scene.home) and found.st_uid != ATTACKER:
+            if path.is_relative_to(self._machine.home) and found.st_uid != ATTACKER:
                 yield f"{path} of the attacker's belongs to {found.st_uid}"
 
     # --- what others have ---
 
     def _snapshot(self) -> Json:
-        ask = self._scene.as_engine
-        boxes = [ask("GET", f"/containers/{box}/json") for box in (self._scene.box, self._scene.roots_box)]
+        ask = self._machine.as_engine
+        boxes = [
+            ask("GET", f"/containers/{box}/json") for box in (self._machine.box, self._machine.roots_box)
+        ]
         volumes = ask("GET", "/volumes")["Volumes"] or []
         return {
             "containers": [_essence(box) for box in boxes],
@@ -66,7 +68,7 @@ class Oracle:
             "images": sorted((one["Id"], str(one["RepoTags"])) for one in ask("GET", "/images/json")),
             "leases": sorted(
                 (lease["id"], lease["state"], str(lease["grants"]))
-                for lease in self._scene.daemon.leases().values()
+                for lease in self._machine.daemon.leases().values()
                 if lease["owner_uid"] != str(ATTACKER)
             ),
         }
@@ -84,9 +86,9 @@ class Oracle:
     # --- what the attacker's containers are ---
 
     def _made(self) -> Iterator[str]:
-        for one in self._scene.as_engine("GET", "/containers/json?all=1"):
+        for one in self._machine.as_engine("GET", "/containers/json?all=1"):
             if one["Id"] not in self._containers:
-                found = self._scene.as_engine("GET", f"/containers/{one['Id']}/json")
+                found = self._machine.as_engine("GET", f"/containers/{one['Id']}/json")
                 yield from (f"container {one['Names']}: {what}" for what in self._wrong(found))
 
     def _wrong(self, found: Json) -> Iterator[str]:
@@ -106,7 +108,7 @@ class Oracle:
         if host["Devices"] or (host["DeviceRequests"] and not config["Labels"].get("gpushare.device")):
             yield f"has devices {host['Devices']} {host['DeviceRequests']}"
         parent = host["CgroupParent"]
-        is_own = self._scene.is_attackers_place(parent) if self._scene.is_bounded else not parent
+        is_own = self._machine.is_attackers_place(parent) if self._machine.is_bounded else not parent
         if not is_own or host.get("Sysctls") or host["OomScoreAdj"] < 0:
             yield "has a cgroup, kernel settings or a rank of its choice"
         yield from self._wrong_mounts(found)
@@ -117,14 +119,14 @@ class Oracle:
         leased = bool(found["Config"]["Labels"].get("gpushare.device"))
         for mount in found["Mounts"]:
             source = mount.get("Source", "")
-            if mount["Type"] == "volume" and mount.get("Name") == self._scene.volume:
+            if mount["Type"] == "volume" and mount.get("Name") == self._machine.volume:
                 yield "has the victim's volume"
             if (
                 mount["Type"] == "bind"
                 and not leased
                 and not self._is_users_file(mount)
                 and any(
-                    word in source.removeprefix(str(self._scene.engine.directory))
+                    word in source.removeprefix(str(self._machine.engine.directory))
                     for word in FORBIDDEN_IN_MOUNTS
                 )
             ):
@@ -132,13 +134,13 @@ class Oracle:
 
     def _is_users_file(self, mount: Json) -> bool:
         """The daemon's file with the attacker's name, at its place and only to be read."""
-        own = Path(mount["Source"]).parent == self._scene.daemon.state_dir / "passwd"
+        own = Path(mount["Source"]).parent == self._machine.daemon.state_dir / "passwd"
         return own and mount["Destination"] == "/etc/passwd" and not mount["RW"]
 
     # --- whether the daemon still serves ---
 
     def _service(self) -> Iterator[str]:
-        if not self._scene.daemon.running:
+        if not self._machine.daemon.running:
             yield "the daemon is gone"
             return
         for request in (b"GET /_ping", b"GET /containers/json"):
@@ -148,14 +150,14 @@ class Oracle:
 
     def _head(self, request: bytes) -> bytes:
         try:
-            with connected(self._scene.daemon.socket, VICTIM) as channel:
+            with connected(self._machine.daemon.socket, VICTIM) as channel:
                 channel.sendall(request + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
                 return channel.recv(64)
         except BlockingIOError:
             return b"a full queue of those who wait to be accepted"
 
     def _clear(self) -> None:
-        ask = self._scene.as_engine
+        ask = self._machine.as_engine
         for one in ask("GET", "/containers/json?all=1"):
             if one["Id"] not in self._containers:
                 ask("DELETE", f"/containers/{one['Id']}?force=1&v=1")
@@ -166,12 +168,12 @@ class Oracle:
             for one in listed or []:
                 if _is_attackers(one):
                     ask("DELETE", f"/{kind}/{one['Name' if kind == 'volumes' else 'Id']}")
-        self._scene.attacker.python("held = []")
-        for path in sorted(self._scene.home.rglob("*"), reverse=True):
+        self._machine.attacker.python("held = []")
+        for path in sorted(self._machine.home.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        for lease in self._scene.daemon.leases().values():
+        for lease in self._machine.daemon.leases().values():
             if lease["owner_uid"] == str(ATTACKER):
-                self._scene.daemon.call("Leases/Stop", {"lease_id": lease["id"], "grace_seconds": 0})
+                self._machine.daemon.call("Leases/Stop", {"lease_id": lease["id"], "grace_seconds": 0})
 
 
 def _is_attackers(one: Json) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.redteam.attack import Attack, Engines
 from tests.redteam.catalogue import attacks
-from tests.redteam.conftest import Stage
+from tests.redteam.conftest import AttackedMachines
 
 pytestmark = [
     pytest.mark.docker,
@@ -21,21 +21,21 @@ CASES = [pytest.param(attack, kind, id=f"{attack.name}-{kind}") for attack in at
 
 @pytest.mark.parametrize(("attack", "kind"), CASES)
 def test_an_attack_reaches_nothing_and_is_answered_in_words(
-    stage: Stage, attack: Attack, kind: Engines
+    machines: AttackedMachines, attack: Attack, kind: Engines
 ) -> None:
-    scene, oracle = stage.of(kind)
+    machine, oracle = machines.of(kind)
     try:
-        told = attack.how(scene)
+        response = attack.how(machine)
     finally:
         harm = oracle.look()
     assert harm == []
     if attack.refused:
-        assert told.is_refusal, told
-        assert attack.refused in told.message, told
-        assert len(told.message) < LONGEST_SENTENCE
-        assert "Traceback" not in told.message
+        assert response.is_refusal, response
+        assert attack.refused in response.message, response
+        assert len(response.message) < LONGEST_SENTENCE
+        assert "Traceback" not in response.message
     else:
-        assert told.is_success, told
+        assert response.is_success, response
 
 
 def test_there_are_at_least_eighty_attacks_with_names_of_their_own() -> None:

@@ -20,7 +20,7 @@ from gpushared.ports import CgroupDriver
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine, UnifiedEngine
 from tests.node.daemon import DaemonProcess, make_directory
-from tests.redteam.attack import Told
+from tests.redteam.attack import Response
 
 VICTIM, ATTACKER = 61021, 61022
 """Users that no system has: no groups, no home of the user database, nothing that anybody trusts."""
@@ -100,7 +100,7 @@ class Attacker:
         return data
 
 
-class Scene:
+class AttackedMachine:
     """The attacker's means, and the names of what is attacked (``fill`` puts them into texts)."""
 
     def __init__(self, engine: PrivateEngine) -> None:
@@ -204,24 +204,24 @@ class Scene:
 
     def ask(
         self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Told:
+    ) -> Response:
         lines = [f"{method} {target} HTTP/1.1", "Host: docker", "Connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in (headers or {}).items()]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         return self.send("\r\n".join([*lines, "", ""]).encode() + body)
 
-    def send(self, *pieces: bytes, quiet: float = ANSWER_SECONDS) -> Told:
+    def send(self, *pieces: bytes, quiet: float = ANSWER_SECONDS) -> Response:
         """Raw bytes; the last answer's status and message."""
         return last_answer(self.attacker.wire(self.daemon.socket, *pieces, quiet=quiet))
 
-    def docker(self, *words: str, stdin: bytes = b"") -> Told:
+    def docker(self, *words: str, stdin: bytes = b"") -> Response:
         code, out, err = self.attacker.command(
             str(parts.DOCKER.resolve()), "-H", f"unix://{self.daemon.socket}", *words, stdin=stdin
         )
-        return Told(500 if code else 200, (err + out).decode(errors="replace").strip())
+        return Response(500 if code else 200, (err + out).decode(errors="replace").strip())
 
-    def run_body(self, body: bytes, *, version: str = "", query: Mapping[str, str] | None = None) -> Told:
+    def run_body(self, body: bytes, *, version: str = "", query: Mapping[str, str] | None = None) -> Response:
         """Create, and where that is let through start, wait and read what the program said."""
         words = f"?{urlencode(query)}" if query else ""
         made = self.ask("POST", f"{version}/containers/create{words}", body)
@@ -297,15 +297,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def last_answer(said: bytes) -> Told:
+def last_answer(said: bytes) -> Response:
     """The last response in what came back on a connection; 0 where none did."""
     begin = said.rfind(b"HTTP/1.1 ")
     if begin < 0:
-        return Told(0, said.decode(errors="replace"))
+        return Response(0, said.decode(errors="replace"))
     head, _, body = said[begin:].partition(b"\r\n\r\n")
     if b"chunked" in head.lower():
         body = _unchunked(body)
-    return Told(int(head.split()[1]), _message(body))
+    return Response(int(head.split()[1]), _message(body))
 
 
 def _message(body: bytes) -> str:
