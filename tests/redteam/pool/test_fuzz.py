@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gate.fuzz.rig import fuzzed
+from tests.redteam.pool.fuzzed_pool import FuzzedPool
 from tests.redteam.pool.hostile import CONNECT, METHODS, Call, calls, noises
-from tests.redteam.pool.world import World
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with World() as made:
+def pool() -> Iterator[FuzzedPool]:
+    with FuzzedPool() as made:
         yield made
         made.check_log()
 
@@ -32,25 +32,25 @@ def often(few: int, many: int) -> pytest.MarkDecorator:
 
 @often(12, 500)
 @pytest.mark.parametrize("path", [path for path in METHODS if path != CONNECT])
-def test_no_request_harms_others(world: World, path: str, examples: int) -> None:
-    _attack(world, st.lists(calls(path), min_size=1, max_size=6), examples)
+def test_no_request_harms_others(pool: FuzzedPool, path: str, examples: int) -> None:
+    _attack(pool, st.lists(calls(path), min_size=1, max_size=6), examples)
 
 
 @often(80, 5000)
-def test_no_stream_of_a_member_harms_others(world: World, examples: int) -> None:
-    _attack(world, st.lists(calls(CONNECT), min_size=1, max_size=4), examples)
+def test_no_stream_of_a_member_harms_others(pool: FuzzedPool, examples: int) -> None:
+    _attack(pool, st.lists(calls(CONNECT), min_size=1, max_size=4), examples)
 
 
 @often(40, 5000)
-def test_nothing_that_comes_together_harms_others(world: World, examples: int) -> None:
+def test_nothing_that_comes_together_harms_others(pool: FuzzedPool, examples: int) -> None:
     one = st.one_of(noises(), *map(calls, METHODS), *[calls(CONNECT)] * 6)
-    _attack(world, st.lists(one, min_size=1, max_size=12), examples)
+    _attack(pool, st.lists(one, min_size=1, max_size=12), examples)
 
 
-def _attack(world: World, batches: st.SearchStrategy[list[Call]], examples: int) -> None:
+def _attack(pool: FuzzedPool, batches: st.SearchStrategy[list[Call]], examples: int) -> None:
     @fuzzed(examples)
     @given(batches)
     def attack(batch: list[Call]) -> None:
-        world.attack(batch)
+        pool.attack(batch)
 
     attack()

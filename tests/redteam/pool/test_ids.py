@@ -32,7 +32,15 @@ from gpushared.domain.jobs.protocol import Report
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.jobs.job_requests import id_in_array, id_of, older_id_of
 from gpushared.pool.link import codec
-from tests.redteam.pool.members import Answer, Link, Member, Scene, pool_scene, spec_of, submit_request
+from tests.redteam.pool.in_process_pool import (
+    Answer,
+    InProcessPool,
+    Link,
+    Member,
+    in_process_pool,
+    spec_of,
+    submit_request,
+)
 
 ADA, MALLORY, EVE, BOSS = "ada@ws1", "mallory@ws2", "eve@ws3", "boss@ws1"
 ADAS_TOKEN = "ada@lab"
@@ -48,24 +56,24 @@ Ask = Callable[[str, Message], Awaitable[Answer]]
 
 
 @pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with pool_scene(tmp_path, **USERS) as made:
+async def pool(tmp_path: Path) -> AsyncIterator[InProcessPool]:
+    async with in_process_pool(tmp_path, **USERS) as made:
         yield made
 
 
 @pytest.fixture
-async def ada(scene: Scene) -> Ask:
+async def ada(pool: InProcessPool) -> Ask:
     """Ada with her token."""
-    return partial(scene.call, await scene.token("ada"))
+    return partial(pool.call, await pool.token("ada"))
 
 
 @pytest.fixture
-async def links(scene: Scene) -> AsyncIterator[dict[str, Link]]:
+async def links(pool: InProcessPool) -> AsyncIterator[dict[str, Link]]:
     """The streams of the machines, by whom they belong to."""
     async with AsyncExitStack() as stack:
         made: dict[str, Link] = {}
         for who, node in (("ada", "ws1"), ("mallory", "ws2"), ("eve", "ws3")):
-            made[who] = await stack.enter_async_context((await scene.member(node)).link())
+            made[who] = await stack.enter_async_context((await pool.member(node)).link())
         yield made
 
 
@@ -100,17 +108,17 @@ PROPOSED = {
 @pytest.mark.parametrize("old", [False, True], ids=["new", "resent"])
 @pytest.mark.parametrize("how", PROPOSED)
 async def test_no_member_takes_the_id_that_another_s_request_gets(
-    scene: Scene, links: dict[str, Link], ada: Ask, how: str, *, old: bool
+    pool: InProcessPool, links: dict[str, Link], ada: Ask, how: str, *, old: bool
 ) -> None:
     for job in (NIGHTLY, id_in_array(NIGHTLY, 0)):
         assert (await links["mallory"].submit(job, PROPOSED[how], old=old)).code
-        assert scene.job(job) is None
+        assert pool.job(job) is None
     assert list((await ada("Submit", submit_request("nightly"))).said.job_ids) == [NIGHTLY]
     assert (await links["mallory"].submit(id_of(MALLORY, "nightly"), spec_of(MALLORY, "nightly"))).code == ""
 
 
 async def test_a_request_through_a_node_gets_its_id_whatever_other_members_proposed(
-    scene: Scene, links: dict[str, Link]
+    pool: InProcessPool, links: dict[str, Link]
 ) -> None:
     """Two together: one under its own name, the other with the first one's word."""
     job = id_of(ADA, "nightly")
@@ -118,19 +126,19 @@ async def test_a_request_through_a_node_gets_its_id_whatever_other_members_propo
         for request_id in ("", "nightly"):
             assert (await links[who].submit(job, spec_of(principal, request_id))).code
     assert (await links["ada"].submit(job, spec_of(ADA, "nightly"))).code == ""
-    held = scene.job(job)
+    held = pool.job(job)
     assert held is not None
     assert held.spec.owner.principal == ADA
 
 
 async def test_the_word_that_one_member_gave_is_of_no_use_to_another(
-    scene: Scene, links: dict[str, Link]
+    pool: InProcessPool, links: dict[str, Link]
 ) -> None:
     job, body = id_of(ADA, "nightly"), codec.spec_bytes(spec_of(ADA, "nightly"))
     word = links["ada"].member.sign(ADA, codec.job_digest(job, body))
     await links["eve"].say(link_pb2.Up(job=link_pb2.OutboxJob(job_id=job, spec=body, assertion=word)))
     assert (await links["eve"].acknowledged(job, cancel=False)).code == "permission_denied"
-    assert scene.job(job) is None
+    assert pool.job(job) is None
 
 
 async def test_a_refusal_does_not_tell_whether_there_is_a_job_of_that_id(
@@ -145,9 +153,9 @@ async def test_a_refusal_does_not_tell_whether_there_is_a_job_of_that_id(
     )  # fmt: skip
 
 
-async def forget_what_is_over(scene: Scene, member: Member, principal: str) -> None:
+async def forget_what_is_over(pool: InProcessPool, member: Member, principal: str) -> None:
     """Of the jobs that are over, all but a new one are in the archive only from now on."""
-    loop = scene.coordinator.loop
+    loop = pool.coordinator.loop
     loop.take_rules(replace(loop.state.rules, ended_kept=1))
     for _ in range(len(loop.state.ended) + 1):
         (last,) = (await member.call(principal, "Submit", submit_request())).said.job_ids
@@ -156,14 +164,14 @@ async def forget_what_is_over(scene: Scene, member: Member, principal: str) -> N
 
 @pytest.mark.parametrize("is_remembered", [True, False])
 async def test_nobody_overwrites_another_s_job_that_is_over(
-    scene: Scene, links: dict[str, Link], *, is_remembered: bool
+    pool: InProcessPool, links: dict[str, Link], *, is_remembered: bool
 ) -> None:
     """Also where only the archive knows of it."""
     await links["ada"].submit(OLDER, spec_of(ADA))
     await links["ada"].cancel(OLDER, ADA)
     if not is_remembered:
-        await forget_what_is_over(scene, links["ada"].member, ADA)
-    assert (scene.job(OLDER) is not None) == is_remembered
+        await forget_what_is_over(pool, links["ada"].member, ADA)
+    assert (pool.job(OLDER) is not None) == is_remembered
     for old in (False, True):
         assert (await links["mallory"].submit(OLDER, spec_of(MALLORY), old=old)).code == "failed_precondition"
     await links["mallory"].cancel(OLDER, MALLORY)
@@ -193,11 +201,11 @@ TOLD = {
 @pytest.mark.parametrize("how", TOLD)
 @pytest.mark.parametrize("old", [False, True], ids=["new", "resent"])
 async def test_an_attempt_told_of_in_a_recovery_makes_no_request_of_another_void(
-    scene: Scene, how: str, *, ended: bool, old: bool
+    pool: InProcessPool, how: str, *, ended: bool, old: bool
 ) -> None:
     """Nor is her node told that its job is over. By two members together."""
-    members = [await scene.member(node) for node in ("ws1", "ws2", "ws3")]
-    await scene.lose_memory()
+    members = [await pool.member(node) for node in ("ws1", "ws2", "ws3")]
+    await pool.lose_memory()
     job, spec = id_of(ADA, "nightly"), spec_of(ADA, "nightly", image="another")
     async with members[0].link() as adas:
         for member in members[1:]:
@@ -205,27 +213,27 @@ async def test_an_attempt_told_of_in_a_recovery_makes_no_request_of_another_void
                 pass
         assert adas.updates() == []
         assert (await adas.submit(job, spec, old=old)).code == ""
-        held = scene.job(job)
+        held = pool.job(job)
         assert held is not None
         assert (type(held.state), held.spec.owner.principal, held.spec.image) == (Queued, ADA, "another")
         async with members[1].link(attempt(job, TOLD[how], ended=ended)):
-            assert isinstance(getattr(scene.job(job), "state", None), Queued)
-    await scene.stop()
-    await scene.start()
-    assert getattr(scene.job(job), "spec", None) == held.spec
+            assert isinstance(getattr(pool.job(job), "state", None), Queued)
+    await pool.stop()
+    await pool.start()
+    assert getattr(pool.job(job), "spec", None) == held.spec
     seen = (await members[0].call(ADA, "List", jobs_pb2.ListJobsRequest(ended=True))).said
     assert [one.id for one in seen.jobs] == [job]
 
 
-async def test_a_job_that_went_on_while_the_pool_forgot_is_its_owner_s_again(scene: Scene) -> None:
+async def test_a_job_that_went_on_while_the_pool_forgot_is_its_owner_s_again(pool: InProcessPool) -> None:
     """Its attempt is told of by a node that may not speak for her, and her own node has it still."""
-    adas, other = await scene.member("ws1"), await scene.member("ws2")
-    await scene.lose_memory()
+    adas, other = await pool.member("ws1"), await pool.member("ws2")
+    await pool.lose_memory()
     spec = spec_of(ADA, "nightly", origin=NodeName("ws1"))
     for job, one in ((id_of(ADA, "nightly"), spec), (OLDER, replace(spec, request_id=""))):
         async with other.link(attempt(job, one, ended=False)), adas.link() as link:
             assert (await link.submit(job, one, old=True)).code == ""
-            held = scene.job(job)
+            held = pool.job(job)
             assert held is not None
             assert ([part.node for part in held.parts], held.told_by) == (["ws2"], "")
             assert (await adas.call(ADA, "Get", jobs_pb2.JobRef(job_id=job))).said.state == "running"
@@ -235,7 +243,7 @@ async def test_a_job_that_went_on_while_the_pool_forgot_is_its_owner_s_again(sce
 
 
 async def test_no_member_gets_into_the_array_of_another(
-    scene: Scene, links: dict[str, Link], ada: Ask
+    pool: InProcessPool, links: dict[str, Link], ada: Ask
 ) -> None:
     """Under no request id and no index; nor do two members make an array together."""
     answer = (await ada("Submit", submit_request("sweep", array="0-3"))).said
@@ -250,7 +258,7 @@ async def test_no_member_gets_into_the_array_of_another(
     first, second = id_in_array(theirs, 0), id_in_array(theirs, 1)
     assert (await links["mallory"].submit(first, in_array(spec_of(MALLORY, "sweep"), theirs, 0))).code == ""
     assert (await links["eve"].submit(second, in_array(spec_of(EVE, "sweep"), theirs, 1))).code == REFUSED
-    assert scene.job(second) is None
+    assert pool.job(second) is None
 
 
 async def older_array(link: Link, principal: str, *numbers: int, limit: int | None = None) -> list[str]:
@@ -263,7 +271,7 @@ async def older_array(link: Link, principal: str, *numbers: int, limit: int | No
 
 
 async def test_an_array_of_an_older_release_is_whole_whoever_gives_jobs_its_id(
-    scene: Scene, links: dict[str, Link], ada: Ask
+    pool: InProcessPool, links: dict[str, Link], ada: Ask
 ) -> None:
     """Hundreds of others' jobs, over or not, hide none and make no page the last."""
     mine = await older_array(links["ada"], ADA, 0, 1, 400)
@@ -280,22 +288,22 @@ async def test_an_array_of_an_older_release_is_whole_whoever_gives_jobs_its_id(
 
 @pytest.mark.parametrize(("principal", "person"), [(ADA, "ada"), (BOSS, "boss")])
 async def test_nobody_waits_for_a_stranger_s_job_in_an_array_of_the_same_id(
-    scene: Scene, links: dict[str, Link], principal: str, person: str
+    pool: InProcessPool, links: dict[str, Link], principal: str, person: str
 ) -> None:
     """Neither an ordinary user nor an administrator, who may see them all."""
     mine = await older_array(links["ada"], principal, 3, 5)
     await older_array(links["mallory"], MALLORY, 0, 4, 9)
-    token = await scene.token(person)
+    token = await pool.token(person)
     after = [jobs_pb2.JobAfter(job_id=OLDER)]
-    for ask in (partial(scene.call, token), partial(links["ada"].member.call, principal)):
+    for ask in (partial(pool.call, token), partial(links["ada"].member.call, principal)):
         (waits,) = (await ask("Submit", submit_request(after=after))).said.job_ids
-        held = scene.job(waits)
+        held = pool.job(waits)
         assert held is not None
         assert [one.job for one in held.awaits] == mine
 
 
 async def test_a_stranger_s_job_takes_no_turn_in_a_bounded_array_of_the_same_id(
-    scene: Scene, links: dict[str, Link], ada: Ask
+    pool: InProcessPool, links: dict[str, Link], ada: Ask
 ) -> None:
     def spec(principal: str, index: int, limit: int) -> JobSpec:
         return in_array(spec_of(principal), OLDER, index, limit)
@@ -349,16 +357,16 @@ def visible(answer: Answer) -> object:
 @pytest.mark.parametrize("archived", [False, True], ids=["remembered", "archived"])
 @pytest.mark.parametrize("call", OF_ONE_JOB)
 async def test_another_s_job_looks_as_one_that_does_not_exist(
-    scene: Scene, ada: Ask, call: str, *, archived: bool
+    pool: InProcessPool, ada: Ask, call: str, *, archived: bool
 ) -> None:
     """To the holder of a token, and to a member that asks for users of its own."""
-    names, member = await adas_jobs(ada), await scene.member("ws2")
+    names, member = await adas_jobs(ada), await pool.member("ws2")
     if archived:
-        await forget_what_is_over(scene, member, MALLORY)
-        assert scene.job(names[1]) is None
+        await forget_what_is_over(pool, member, MALLORY)
+        assert pool.job(names[1]) is None
     before = await adas_view(ada)
-    token = await scene.token("zoe")
-    for ask in (partial(scene.call, token), partial(member.call, MALLORY)):
+    token = await pool.token("zoe")
+    for ask in (partial(pool.call, token), partial(member.call, MALLORY)):
         for name in names:
             nobody = NOBODY[: len(name)]
             there, none = [await ask(call, OF_ONE_JOB[call](one)) for one in (name, nobody)]
@@ -374,13 +382,13 @@ async def adas_view(ada: Ask) -> bytes:
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["waits", "over"])
 async def test_a_member_is_told_nothing_of_another_s_job_by_a_cancellation_or_a_dependency(
-    scene: Scene, links: dict[str, Link], ada: Ask, *, is_over: bool
+    pool: InProcessPool, links: dict[str, Link], ada: Ask, *, is_over: bool
 ) -> None:
     """Neither whose it is nor that there is one."""
     (job,) = (await ada("Submit", submit_request())).said.job_ids
     if is_over:
         await ada("Cancel", jobs_pb2.CancelJobRequest(job_id=job))
-    before = scene.job(job)
+    before = pool.job(job)
     there, none = [await links["mallory"].cancel(one, MALLORY) for one in (job, NOBODY)]
     assert (there.code, there.message, there.hint) == (
         "not_found", none.message.replace(NOBODY, job), none.hint,
@@ -396,7 +404,7 @@ async def test_a_member_is_told_nothing_of_another_s_job_by_a_cancellation_or_a_
     gone = links["mallory"].member.sign(MALLORY, codec.gone_digest(JobId(job)))
     await links["mallory"].say(link_pb2.Up(client_gone=link_pb2.ClientGone(job_id=job, assertion=gone)))
     await links["mallory"].cancel(NOBODY, MALLORY)
-    assert (scene.job(job), scene.job(mine)) == (before, None)
+    assert (pool.job(job), pool.job(mine)) == (before, None)
     assert links["mallory"].updates() == []
 
 
@@ -414,32 +422,32 @@ async def test_a_job_whose_id_is_what_another_calls_theirs_hides_it_not(
 # --- the ordinary cases --------------------------------------------------------------------------------
 
 
-async def test_one_user_s_request_through_two_nodes_is_one_job(scene: Scene) -> None:
+async def test_one_user_s_request_through_two_nodes_is_one_job(pool: InProcessPool) -> None:
     """Where both nodes speak for the user's realm. What the one began the other ends."""
-    members = [await scene.member(node, "vision") for node in ("ws1", "ws4")]
+    members = [await pool.member(node, "vision") for node in ("ws1", "ws4")]
     job, spec = id_of("ada@vision", "nightly"), spec_of("ada@vision", "nightly")
     for member in members:
         async with member.link() as link:
             assert (await link.submit(job, spec)).code == ""
             assert await link.heard(lambda down: True if down.HasField("update") else None)
-    assert len(scene.coordinator.loop.state.jobs) == 1
+    assert len(pool.coordinator.loop.state.jobs) == 1
     ended = await members[1].call("ada@vision", "Cancel", jobs_pb2.CancelJobRequest(job_id=job))
     assert ended.said.state == "cancelled"
 
 
 async def test_a_token_cancels_what_it_submitted_and_asking_twice_makes_one_job(
-    scene: Scene, ada: Ask
+    pool: InProcessPool, ada: Ask
 ) -> None:
     first = (await ada("Submit", submit_request("nightly", array="0-2"))).said
     assert (await ada("Submit", submit_request("nightly", array="0-2"))).said == first
     assert await listed(ada, first.array_id) == list(first.job_ids)
     for job in first.job_ids:
         assert (await ada("Cancel", jobs_pb2.CancelJobRequest(job_id=job))).said.state == "cancelled"
-    assert len(scene.coordinator.loop.state.ended) == 3
+    assert len(pool.coordinator.loop.state.ended) == 3
 
 
 async def test_a_person_with_several_principals_sees_and_ends_the_jobs_of_each(
-    scene: Scene, links: dict[str, Link], ada: Ask
+    pool: InProcessPool, links: dict[str, Link], ada: Ask
 ) -> None:
     """The same request id of two principals is two requests."""
     jobs = [id_of(principal, "r") for principal in (ADAS_TOKEN, ADA)]
@@ -456,25 +464,25 @@ async def test_a_person_with_several_principals_sees_and_ends_the_jobs_of_each(
 
 
 async def test_an_administrator_sees_and_ends_everybody_s_jobs(
-    scene: Scene, links: dict[str, Link], ada: Ask
+    pool: InProcessPool, links: dict[str, Link], ada: Ask
 ) -> None:
     answer = (await ada("Submit", submit_request("sweep", array="0-2"))).said
-    boss = partial(scene.call, await scene.token("boss"))
+    boss = partial(pool.call, await pool.token("boss"))
     assert await listed(boss, answer.array_id, limit=1) == list(answer.job_ids)
     after = [jobs_pb2.JobAfter(job_id=answer.array_id)]
     (waits,) = (await boss("Submit", submit_request(after=after))).said.job_ids
-    assert len(getattr(scene.job(waits), "awaits", ())) == 3
+    assert len(getattr(pool.job(waits), "awaits", ())) == 3
     assert (await links["ada"].cancel(answer.job_ids[0], BOSS)).code == ""
-    over = scene.job(answer.job_ids[0])
+    over = pool.job(answer.job_ids[0])
     assert over is not None
     assert isinstance(over.state, Ended)
     assert over.state.outcome == Cancelled(BOSS)
 
 
 @pytest.mark.parametrize("array", ["", "0-1"])
-async def test_requests_of_an_older_release_go_on_under_their_ids(scene: Scene, array: str) -> None:
+async def test_requests_of_an_older_release_go_on_under_their_ids(pool: InProcessPool, array: str) -> None:
     """Those that waited in a node's outbox, with a request id and without; asked again, they are the same."""
-    member = await scene.member("ws1")
+    member = await pool.member("ws1")
     older = older_id_of(ADA, "nightly")
     async with member.link() as link:
         for base, request_id in ((older, "nightly"), (OLDER, "")):
@@ -484,6 +492,6 @@ async def test_requests_of_an_older_release_go_on_under_their_ids(scene: Scene, 
             assert (await link.submit(job, spec, old=True)).code == ""
     again = (await member.call(ADA, "Submit", submit_request("nightly", array=array))).said
     assert again.job_ids[0] == (id_in_array(older, 0) if array else older)
-    await scene.stop()
-    await scene.start()
+    await pool.stop()
+    await pool.start()
     assert (await member.call(ADA, "Get", jobs_pb2.JobRef(job_id=again.job_ids[0]))).said.state == "held"

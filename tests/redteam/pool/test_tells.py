@@ -19,18 +19,18 @@ from gpushared.domain.jobs.job import AttemptState
 from gpushared.domain.jobs.member import HeartbeatReport
 from gpushared.domain.jobs.protocol import CancelPart, Place, Report
 from gpushared.domain.model.lease import AttemptKey
-from tests.redteam.pool.scene import (
+from tests.redteam.pool.attacked_pool import (
     HAS_SEEN_MORE,
     MIB,
     SMALL,
     WHOLE,
-    Scene,
+    AttackedPool,
+    attacked_pool,
     held,
     inventory,
     is_over,
     job_id,
     runs,
-    scene,
     spec,
 )
 
@@ -61,19 +61,19 @@ NOT_SOON = 4.0
 
 
 @pytest.fixture
-def pool() -> Iterator[Scene]:
-    with scene(USERS + SMALL_QUEUE) as made:
+def pool() -> Iterator[AttackedPool]:
+    with attacked_pool(USERS + SMALL_QUEUE) as made:
         yield made
 
 
 @pytest.fixture
-def large() -> Iterator[Scene]:
+def large() -> Iterator[AttackedPool]:
     """A pool with the bounds that pools have."""
-    with scene(USERS) as made:
+    with attacked_pool(USERS) as made:
         yield made
 
 
-async def submit(pool: Scene, **fields: object) -> str:
+async def submit(pool: AttackedPool, **fields: object) -> str:
     """A job of Ada's, by her token, wherever there is room for it or not."""
 
     def sent() -> str:
@@ -86,7 +86,9 @@ async def submit(pool: Scene, **fields: object) -> str:
 # --- jobs that nobody submitted ------------------------------------------------------------------------
 
 
-async def test_a_member_fills_no_settled_coordinator_with_jobs_that_nobody_submitted(large: Scene) -> None:
+async def test_a_member_fills_no_settled_coordinator_with_jobs_that_nobody_submitted(
+    large: AttackedPool,
+) -> None:
     """Nor others' lists; and what it says that it runs is to be ended there."""
     eve = await large.member("eve")
     async with eve.linked(inventory("e0")):
@@ -100,7 +102,7 @@ async def test_a_member_fills_no_settled_coordinator_with_jobs_that_nobody_submi
         assert await large.answers() < 5
 
 
-async def test_a_member_that_makes_the_pool_recover_tells_no_more_than_its_share(large: Scene) -> None:
+async def test_a_member_that_makes_the_pool_recover_tells_no_more_than_its_share(large: AttackedPool) -> None:
     """However often it says hello; others submit and are answered meanwhile."""
     eve = await large.member("eve")
     async with eve.linked(inventory("e0")):
@@ -115,7 +117,7 @@ async def test_a_member_that_makes_the_pool_recover_tells_no_more_than_its_share
     assert await submit(large, gpu="0.25", held=True)
 
 
-async def test_two_members_together_keep_nobody_from_telling_what_really_runs(pool: Scene) -> None:
+async def test_two_members_together_keep_nobody_from_telling_what_really_runs(pool: AttackedPool) -> None:
     """In a queue that they fill, too: an honest node with 500 jobs is believed whole."""
     for name in ("eve", "mallory"):
         member = await pool.member(name)
@@ -129,7 +131,7 @@ async def test_two_members_together_keep_nobody_from_telling_what_really_runs(po
         assert link.orders(CancelPart) == []
 
 
-async def test_an_honest_node_is_believed_whole_after_a_loss_of_memory(large: Scene) -> None:
+async def test_an_honest_node_is_believed_whole_after_a_loss_of_memory(large: AttackedPool) -> None:
     """Its users' jobs and those of others, and with the specs that jobs have."""
     good = await large.member("good")
     async with good.linked(inventory("g0")):
@@ -143,14 +145,14 @@ async def test_an_honest_node_is_believed_whole_after_a_loss_of_memory(large: Sc
         assert link.orders(CancelPart) == []
 
 
-async def test_a_machine_that_has_just_joined_is_believed_no_more(pool: Scene) -> None:
+async def test_a_machine_that_has_just_joined_is_believed_no_more(pool: AttackedPool) -> None:
     eve = await pool.member("eve")
     async with eve.linked(inventory("e0"), runs(1, spec(ADA)), runs(2, spec("x@eve"))) as link:
         assert await link.ended(2)
         assert await pool.jobs() == []
 
 
-async def test_a_member_takes_over_no_job_of_a_settled_pool(pool: Scene) -> None:
+async def test_a_member_takes_over_no_job_of_a_settled_pool(pool: AttackedPool) -> None:
     """Not that of its own users either; nor does it use up the numbers of attempts."""
     eve = await pool.member("eve")
     job = await submit(pool, gpu="1")
@@ -166,7 +168,7 @@ async def test_a_member_takes_over_no_job_of_a_settled_pool(pool: Scene) -> None
         assert order.key.number == 1
 
 
-async def test_a_member_fills_no_memory_with_numbers_of_attempts(large: Scene) -> None:
+async def test_a_member_fills_no_memory_with_numbers_of_attempts(large: AttackedPool) -> None:
     eve = await large.member("eve")
     async with eve.linked(inventory("e0")):
         memory = large.memory()
@@ -177,7 +179,7 @@ async def test_a_member_fills_no_memory_with_numbers_of_attempts(large: Scene) -
     assert large.memory() - memory < BOUND_BYTES
 
 
-async def test_a_member_fills_no_memory_with_long_reasons(large: Scene) -> None:
+async def test_a_member_fills_no_memory_with_long_reasons(large: AttackedPool) -> None:
     eve = await large.member("eve")
     async with eve.linked(inventory("e0")):
         memory = large.memory()
@@ -189,7 +191,7 @@ async def test_a_member_fills_no_memory_with_long_reasons(large: Scene) -> None:
 # --- the queue -----------------------------------------------------------------------------------------
 
 
-async def test_a_member_with_many_users_fills_no_queue(pool: Scene) -> None:
+async def test_a_member_with_many_users_fills_no_queue(pool: AttackedPool) -> None:
     """It can invent as many as it likes; the realm for which it speaks has its share."""
     eve = await pool.member("eve")
     async with eve.linked(inventory("e0")) as link:
@@ -198,7 +200,7 @@ async def test_a_member_with_many_users_fills_no_queue(pool: Scene) -> None:
         assert await pool.answers() < 5
 
 
-async def test_two_members_together_leave_room_for_others(pool: Scene) -> None:
+async def test_two_members_together_leave_room_for_others(pool: AttackedPool) -> None:
     """The queue is full, and who has little in it is let in all the same."""
     taken = []
     for number, name in enumerate(("eve", "mallory")):
@@ -213,7 +215,7 @@ async def test_two_members_together_leave_room_for_others(pool: Scene) -> None:
 
 
 @pytest.mark.parametrize("what", ["bodies", "names"])
-async def test_a_member_fills_no_store_with_few_large_jobs(pool: Scene, what: str) -> None:
+async def test_a_member_fills_no_store_with_few_large_jobs(pool: AttackedPool, what: str) -> None:
     """By whichever of a job's texts."""
     eve = await pool.member("eve")
     large = spec("x@eve", "{" + " " * 90_000 + "}")
@@ -227,7 +229,7 @@ async def test_a_member_fills_no_store_with_few_large_jobs(pool: Scene, what: st
         assert await submit(pool, gpu="0.25")
 
 
-async def test_a_member_makes_no_room_for_more_by_saying_that_its_jobs_run(pool: Scene) -> None:
+async def test_a_member_makes_no_room_for_more_by_saying_that_its_jobs_run(pool: AttackedPool) -> None:
     """On GPUs that nobody ever saw."""
     eve = await pool.member("eve")
     async with eve.linked(inventory(*(f"e{number}" for number in range(64)))) as link:
@@ -244,7 +246,7 @@ async def test_a_member_makes_no_room_for_more_by_saying_that_its_jobs_run(pool:
 # --- what others hold ----------------------------------------------------------------------------------
 
 
-async def test_a_member_uses_up_no_limit_of_a_project_of_others(pool: Scene) -> None:
+async def test_a_member_uses_up_no_limit_of_a_project_of_others(pool: AttackedPool) -> None:
     """By saying that the project's people hold its own GPUs, which count as taken all the same."""
     eve, good = await pool.member("eve"), await pool.member("good")
     holdings = tuple(held(number, "e0", "ada", "vision") for number in range(300))
@@ -258,7 +260,9 @@ async def test_a_member_uses_up_no_limit_of_a_project_of_others(pool: Scene) -> 
         assert not await hers.placed(other, NOT_SOON)
 
 
-async def test_what_an_honest_node_s_users_hold_takes_its_gpus_and_nothing_of_a_limit(pool: Scene) -> None:
+async def test_what_an_honest_node_s_users_hold_takes_its_gpus_and_nothing_of_a_limit(
+    pool: AttackedPool,
+) -> None:
     """The limit of a pool counts the pool's jobs."""
     good = await pool.member("good")
     holdings = tuple(held(number, f"g{number}", "ada", "vision") for number in range(2))
@@ -271,7 +275,7 @@ async def test_what_an_honest_node_s_users_hold_takes_its_gpus_and_nothing_of_a_
 
 
 async def test_a_member_that_was_given_a_job_does_not_say_that_it_holds_more_than_was_asked(
-    pool: Scene,
+    pool: AttackedPool,
 ) -> None:
     """Else one job's owner would have no more of the project's limit."""
     eve = await pool.member("eve")
@@ -288,7 +292,7 @@ async def test_a_member_that_was_given_a_job_does_not_say_that_it_holds_more_tha
             assert await theirs.placed(other)
 
 
-async def test_in_a_recovery_a_member_uses_up_no_limit_with_jobs_of_others(pool: Scene) -> None:
+async def test_in_a_recovery_a_member_uses_up_no_limit_with_jobs_of_others(pool: AttackedPool) -> None:
     """They count to nobody before they come with their owner's own word."""
     eve, good = await pool.member("eve"), await pool.member("good")
     reports = [runs(number, spec(ADA, request=WHOLE)) for number in range(50)]
@@ -306,7 +310,7 @@ async def test_in_a_recovery_a_member_uses_up_no_limit_with_jobs_of_others(pool:
         assert await link.placed(job)
 
 
-async def test_a_member_holds_no_gpu_of_another_machine(pool: Scene) -> None:
+async def test_a_member_holds_no_gpu_of_another_machine(pool: AttackedPool) -> None:
     """By telling of leases there."""
     eve, good = await pool.member("eve"), await pool.member("good")
     mine, theirs = held(0, "e0", "eve", "eve"), held(1, "g0", "eve", "eve")
@@ -318,7 +322,7 @@ async def test_a_member_holds_no_gpu_of_another_machine(pool: Scene) -> None:
         assert await link.placed(await submit(pool, gpu="1"))
 
 
-async def test_a_member_gets_no_job_of_another_machine_by_naming_its_gpus(pool: Scene) -> None:
+async def test_a_member_gets_no_job_of_another_machine_by_naming_its_gpus(pool: AttackedPool) -> None:
     """Whoever joined first has them."""
     good = await pool.member("good")
     zoe = await pool.member("zoe")

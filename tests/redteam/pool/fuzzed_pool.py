@@ -69,7 +69,7 @@ GIVEN_UP = (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError, OSErr
 _Answer = TypeVar("_Answer")
 
 
-class World(Rig):
+class FuzzedPool(Rig):
     """A coordinator with a store in a process of its own, the honest ones, and the attackers' connections.
 
     ``most_bytes`` and ``slowest``: the most memory that the coordinator held, and its longest work in

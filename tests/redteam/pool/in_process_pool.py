@@ -153,8 +153,8 @@ class Link:
 class Member:
     """A machine with a certificate and a key of its own, in whosever hands."""
 
-    def __init__(self, scene: Scene, credentials: Credentials) -> None:
-        self.scene = scene
+    def __init__(self, pool: InProcessPool, credentials: Credentials) -> None:
+        self.pool = pool
         self.name = credentials.node
         self._credentials = credentials
         self._asserter = Asserter(credentials.assertion_key, credentials.pool)
@@ -165,7 +165,7 @@ class Member:
 
     def _channel(self) -> grpc.aio.Channel:
         named = [("grpc.ssl_target_name_override", self._credentials.server_name)]
-        address = f"127.0.0.1:{self.scene.daemon.nodes_port}"
+        address = f"127.0.0.1:{self.pool.daemon.nodes_port}"
         return grpc.aio.secure_channel(address, self._credentials.channel(), named)
 
     @asynccontextmanager
@@ -197,7 +197,7 @@ class Member:
 
 
 @dataclass
-class Scene:
+class InProcessPool:
     """The pool's folder, and its coordinator while it runs. ``users`` is its user table."""
 
     folder: Path
@@ -284,9 +284,9 @@ class _Ready(Notifier):
 
 
 @asynccontextmanager
-async def pool_scene(folder: Path, **users: UserConfig) -> AsyncIterator[Scene]:
+async def in_process_pool(folder: Path, **users: UserConfig) -> AsyncIterator[InProcessPool]:
     found_pool(folder / "state", POOL, time.time())
-    made = Scene(folder, users)
+    made = InProcessPool(folder, users)
     await made.start()
     try:
         yield made

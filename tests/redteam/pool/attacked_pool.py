@@ -223,7 +223,7 @@ class Member:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Scene:
+class AttackedPool:
     """A coordinator in a process of its own, and who is in its pool."""
 
     def __init__(self, config: str = "") -> None:
@@ -274,8 +274,8 @@ class Scene:
 
 
 @contextmanager
-def scene(config: str = "") -> Iterator[Scene]:
-    made = Scene(config)
+def attacked_pool(config: str = "") -> Iterator[AttackedPool]:
+    made = AttackedPool(config)
     made.coordinator.start()
     try:
         yield made
