@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from tests.parity.differences import ALWAYS, Allowance, differences
-from tests.parity.pairs import Made, Pair
+from tests.parity.pairs import Pair, SideResult
 
 AT_ONCE = 4
 Words = tuple[str, ...]
@@ -26,7 +26,7 @@ async def compare(
     """What differs, each line beginning with the words that were tried; ``mark`` goes into their names."""
     turns = asyncio.Semaphore(AT_ONCE)
 
-    async def both(number: int, words: Words) -> tuple[Made, Made]:
+    async def both(number: int, words: Words) -> tuple[SideResult, SideResult]:
         async with turns:
             direct = await make(pair, verb, f"{mark}{number}", words, "direct")
             return direct, await make(pair, verb, f"{mark}{number}", words, "gate")
@@ -44,16 +44,16 @@ async def compare(
     ]
 
 
-async def make(pair: Pair, verb: str, number: str, words: Words, side: str) -> Made:
+async def make(pair: Pair, verb: str, number: str, words: Words, side: str) -> SideResult:
     docker = pair.direct if side == "direct" else pair.gate
     name = f"{pair.mark}-{number}-{side}"
     own_name = () if "--name" in words else ("--name", name)
     command = ("sh", "-c", "echo out; echo err >&2; exit 3") if verb == "run" else ("echo", "out")
     given = pair.words([*own_name, *words], side, name)
-    return Made(name, await docker(verb, *given, docker.image, *command))
+    return SideResult(name, await docker(verb, *given, docker.image, *command))
 
 
-def told(pair: Pair, made: Made) -> dict[str, object]:
+def told(pair: Pair, made: SideResult) -> dict[str, object]:
     """How the command ended and what it said and wrote."""
     done = made.done
     said = {"code": done.code, "out": done.out.decode(), "err": done.err.decode()}
@@ -62,6 +62,6 @@ def told(pair: Pair, made: Made) -> dict[str, object]:
     return {"told": pair.plain(said, made.name), "files": pair.plain(files, made.name)}
 
 
-def described(pair: Pair, made: Made, found: dict[str, dict[str, object]]) -> object:
+def described(pair: Pair, made: SideResult, found: dict[str, dict[str, object]]) -> object:
     container = found.get(made.name, {})
     return pair.plain(container, made.name, str(container.get("Id", "")))

@@ -30,7 +30,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Made:
+class SideResult:
     """What one side did: how its command ended, and the name that its container was to have."""
 
     name: str

@@ -16,7 +16,7 @@ DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Pair:
+class KeyPair:
     """A certificate and its key, in files."""
 
     certificate: Path
@@ -38,16 +38,16 @@ class CertificateMaker:
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
 
-    def server(self, file: str, *names: str, life: dt.timedelta = 30 * DAY) -> Pair:
+    def server(self, file: str, *names: str, life: dt.timedelta = 30 * DAY) -> KeyPair:
         """Make a server's certificate, and replace the files of an older one."""
         return self._pair(file, names or ("localhost", "127.0.0.1"), life, ExtendedKeyUsageOID.SERVER_AUTH)
 
-    def client(self, file: str) -> Pair:
+    def client(self, file: str) -> KeyPair:
         return self._pair(file, (file,), 30 * DAY, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def _pair(
         self, file: str, names: tuple[str, ...], life: dt.timedelta, usage: x509.ObjectIdentifier
-    ) -> Pair:
+    ) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
         builder = (
@@ -55,7 +55,7 @@ class CertificateMaker:
             .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         )
-        pair = Pair(self._folder / f"{file}.pem", self._folder / f"{file}.key")
+        pair = KeyPair(self._folder / f"{file}.pem", self._folder / f"{file}.key")
         pair.certificate.write_bytes(
             builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.web.raw_browser import Play, Played
+from tests.web.raw_browser import EchoSite, NewSite
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Play:
+def new_site(tmp_path: Path) -> NewSite:
     """Make a site whose files are this test's."""
 
-    def make(**words: Any) -> Played:
-        return Played(tmp_path, **words)
+    def make(**words: Any) -> EchoSite:
+        return EchoSite(tmp_path, **words)
 
     return make

@@ -96,7 +96,7 @@ class Connection:
 
 
 @dataclass
-class Played:
+class EchoSite:
     """A site whose calls are answered with what came in."""
 
     folder: Path
@@ -177,4 +177,4 @@ async def _as_task(work: Any) -> None:
     await work
 
 
-Play = Callable[..., Played]
+NewSite = Callable[..., EchoSite]

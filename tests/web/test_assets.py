@@ -11,7 +11,7 @@ import pytest
 
 from gpushared.web.assets import FOLDER, Assets, without_comments
 from gpushared.web.browser_server import accepts_gzip
-from tests.web.raw_browser import Play, Played, request
+from tests.web.raw_browser import EchoSite, NewSite, request
 
 SCRIPT = b"export const it = 1;\n" * 20
 
@@ -30,20 +30,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def site(play: Play, folder: Path) -> Played:
-    site = play()
+def site(new_site: NewSite, folder: Path) -> EchoSite:
+    site = new_site()
     site.site = replace(site.site, assets=Assets(folder))
     return site
 
 
-def at(site: Played, name: str) -> str:
+def at(site: EchoSite, name: str) -> str:
     return f"/assets/{site.site.assets.digest}/{name}"
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/queue", "/lease/l-7f3k", "/job/k7f3k2m9qawp4", "/login", "/submit", "/queue?user=ada"]
 )
-async def test_each_address_of_the_page_is_the_one_shell(site: Played, path: str) -> None:
+async def test_each_address_of_the_page_is_the_one_shell(site: EchoSite, path: str) -> None:
     answer = await site.ask(request("GET", path))
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -51,7 +51,7 @@ async def test_each_address_of_the_page_is_the_one_shell(site: Played, path: str
     assert answer.body.decode() == f'<base href="/"><script src="assets/{digest}/app.js">'
 
 
-async def test_the_shell_knows_its_base_path(site: Played) -> None:
+async def test_the_shell_knows_its_base_path(site: EchoSite) -> None:
     site.base = "/a/b/"
     assert (await site.ask(request("GET", "/a/b/queue"))).body.startswith(b'<base href="/a/b/">')
     moved = await site.ask(request("GET", "/a/b"))
@@ -61,7 +61,7 @@ async def test_the_shell_knows_its_base_path(site: Played) -> None:
     ] * 4
 
 
-async def test_a_file_may_be_kept_for_ever(site: Played) -> None:
+async def test_a_file_may_be_kept_for_ever(site: EchoSite) -> None:
     for name, body in (("app.js", SCRIPT), ("pages/queue.js", b"queue")):
         answer = await site.ask(request("GET", at(site, name)))
         assert (answer.status, answer.body) == (200, body)
@@ -85,7 +85,7 @@ async def test_a_file_may_be_kept_for_ever(site: Played) -> None:
     ],
 )
 async def test_a_file_is_compressed_for_whoever_takes_that(
-    site: Played, accepted: str, is_gzipped: bool
+    site: EchoSite, accepted: str, is_gzipped: bool
 ) -> None:
     assert accepts_gzip(accepted.encode()) is is_gzipped
     answer = await site.ask(request("GET", at(site, "app.js"), Accept_Encoding=accepted))
@@ -94,7 +94,7 @@ async def test_a_file_is_compressed_for_whoever_takes_that(
     assert (gzip.decompress(answer.body) if is_gzipped else answer.body) == SCRIPT
 
 
-async def test_a_head_has_the_length_and_no_body(site: Played) -> None:
+async def test_a_head_has_the_length_and_no_body(site: EchoSite) -> None:
     async with site.connected() as browser:
         answer = await browser.ask(request("HEAD", at(site, "app.js")))
         assert answer.headers["content-length"] == str(len(SCRIPT))
@@ -123,12 +123,12 @@ async def test_a_head_has_the_length_and_no_body(site: Played) -> None:
         "",
     ],
 )
-async def test_nothing_else_is_below_the_files_path(site: Played, name: str) -> None:
+async def test_nothing_else_is_below_the_files_path(site: EchoSite, name: str) -> None:
     assert (await site.ask(request("GET", at(site, name)))).status == 404
 
 
 @pytest.mark.parametrize("digest", ["", "0" * 16, "..", "x"])
-async def test_a_file_of_another_version_is_not_there(site: Played, digest: str) -> None:
+async def test_a_file_of_another_version_is_not_there(site: EchoSite, digest: str) -> None:
     assert (await site.ask(request("GET", f"/assets/{digest}/app.js"))).status == 404
 
 

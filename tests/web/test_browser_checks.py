@@ -10,7 +10,7 @@ import pytest
 
 from gpushared.gate.api.endpoints import ROUTES
 from gpushared.web.browser_site import Access
-from tests.web.raw_browser import ADA, HOST, USER, Play, posted, request
+from tests.web.raw_browser import ADA, HOST, USER, NewSite, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
 SITE = "Sec_Fetch_Site"
@@ -43,17 +43,17 @@ SITE = "Sec_Fetch_Site"
     ],
 )
 async def test_a_page_is_served_only_under_names_that_lead_here(
-    play: Play, host: str, is_served: bool
+    new_site: NewSite, host: str, is_served: bool
 ) -> None:
     names = frozenset({"127.0.0.1", "localhost", "[::1]", "gpu1.example.org", "gpu2.example.org:444"})
-    site = play()
+    site = new_site()
     answer = await site.ask(request("GET", "/", Host=host), Access(names, caller=ADA))
     assert answer.status == (200 if is_served else 403)
     assert len(site.told(refused=True)) == (not is_served)
 
 
-async def test_a_name_that_leads_here_gets_neither_assets_nor_logins_nor_calls(play: Play) -> None:
-    site = play()
+async def test_a_name_that_leads_here_gets_neither_assets_nor_logins_nor_calls(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     evil = {"Host": "evil.example", "Origin": "http://evil.example", SITE: "same-origin"}
     for data in (
@@ -91,9 +91,9 @@ PAGES = [
 @pytest.mark.parametrize(("headers", "is_ours"), PAGES)
 @pytest.mark.parametrize("path", [CALL, "/logout"])
 async def test_a_post_comes_from_the_page_itself(
-    play: Play, path: str, headers: dict[str, str | None], is_ours: bool
+    new_site: NewSite, path: str, headers: dict[str, str | None], is_ours: bool
 ) -> None:
-    site = play()
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(posted(path, cookie=cookie, **headers))
     assert (answer.status in {200, 204}) is is_ours
@@ -118,19 +118,19 @@ async def test_a_post_comes_from_the_page_itself(
 )
 @pytest.mark.parametrize("path", ["/session", "/stream?watch=%7B%7D"])
 async def test_no_other_page_reads_a_session_or_opens_a_stream(
-    play: Play, path: str, headers: dict[str, Any], is_ours: bool
+    new_site: NewSite, path: str, headers: dict[str, Any], is_ours: bool
 ) -> None:
     async def stream(exchange, caller, query):
         await exchange.respond(200, b"{}")
 
-    site = play(stream=stream)
+    site = new_site(stream=stream)
     answer = await site.ask(request("GET", path, cookie=await site.log_in(), **headers))
     assert answer.status == (200 if is_ours else 403)
 
 
-async def test_behind_tls_the_pages_origin_is_https(play: Play) -> None:
+async def test_behind_tls_the_pages_origin_is_https(new_site: NewSite) -> None:
     access = Access(secure=True)
-    site = play()
+    site = new_site()
     code = site.logins.make_code(USER, network=True)
     plain = await site.ask(posted("/login", {"code": code}), access)
     assert plain.status == 403
@@ -142,16 +142,16 @@ async def test_behind_tls_the_pages_origin_is_https(play: Play) -> None:
 @pytest.mark.parametrize(
     "kind", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )
-async def test_a_body_that_a_form_can_send_is_refused(play: Play, kind: str | None) -> None:
-    site = play()
+async def test_a_body_that_a_form_can_send_is_refused(new_site: NewSite, kind: str | None) -> None:
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(posted(CALL, cookie=cookie, Content_Type=kind))
     assert (answer.status, answer.json["code"]) == (400, "invalid_argument")
     assert site.calls == []
 
 
-async def test_json_may_name_its_charset(play: Play) -> None:
-    site = play()
+async def test_json_may_name_its_charset(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(posted(CALL, cookie=cookie, Content_Type="Application/JSON; charset=utf-8"))
     assert answer.status == 200
@@ -203,8 +203,8 @@ NOT_THERE = [
 
 @pytest.mark.parametrize("target", NOT_THERE)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-async def test_nothing_else_than_the_page_is_served(play: Play, method: str, target: str) -> None:
-    site = play()
+async def test_nothing_else_than_the_page_is_served(new_site: NewSite, method: str, target: str) -> None:
+    site = new_site()
     cookie = await site.log_in()
     body = b"{}" if method == "POST" else b""
     answer = await site.ask(request(method, target, body, cookie=cookie))
@@ -213,8 +213,8 @@ async def test_nothing_else_than_the_page_is_served(play: Play, method: str, tar
     assert site.calls == []
 
 
-async def test_no_endpoint_of_docker_is_served(play: Play) -> None:
-    site = play()
+async def test_no_endpoint_of_docker_is_served(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     asked = [
         (method, prefix + re.sub(r"\{[a-z.]+\}", "x", route.path))
@@ -234,8 +234,8 @@ PATHS = ["/", "/queue", "/session", "/login", "/logout", CALL, "/containers/json
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_other_method_is_answered(play: Play, method: str, path: str) -> None:
-    site = play()
+async def test_no_other_method_is_answered(new_site: NewSite, method: str, path: str) -> None:
+    site = new_site()
     answer = await site.ask(request(method, path, cookie=await site.log_in()))
     assert answer.status == 405
     assert answer.headers["allow"]
@@ -256,31 +256,31 @@ async def test_no_other_method_is_answered(play: Play, method: str, path: str) -
     ],
 )
 async def test_a_get_changes_nothing_and_a_post_shows_no_page(
-    play: Play, method: str, path: str, allowed: str | None
+    new_site: NewSite, method: str, path: str, allowed: str | None
 ) -> None:
-    site = play()
+    site = new_site()
     answer = await site.ask(request(method, path, cookie=await site.log_in()))
     assert answer.status == (405 if allowed else 200)
     assert answer.headers.get("allow") == allowed
     assert site.calls == []
 
 
-async def test_an_address_that_is_none_has_a_page_that_leads_to_the_first(play: Play) -> None:
-    answer = await play().ask(request("GET", "/queue/", Sec_Fetch_Mode="navigate"))
+async def test_an_address_that_is_none_has_a_page_that_leads_to_the_first(new_site: NewSite) -> None:
+    answer = await new_site().ask(request("GET", "/queue/", Sec_Fetch_Mode="navigate"))
     assert (answer.status, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
     assert b"there is no such page" in answer.body
     assert b'<a href="/">' in answer.body
 
 
-async def test_connect_opens_no_way_to_elsewhere(play: Play) -> None:
-    site = play()
+async def test_connect_opens_no_way_to_elsewhere(new_site: NewSite) -> None:
+    site = new_site()
     assert (await site.ask(request("CONNECT", "127.0.0.1:22"))).status == 404
     assert (await site.ask(request("CONNECT", "/queue"))).status == 405
 
 
 @pytest.mark.parametrize("protocol", ["gpushare-browser", "websocket", "h2c", "tcp"])
-async def test_a_browsers_connection_cannot_become_another(play: Play, protocol: str) -> None:
-    site = play()
+async def test_a_browsers_connection_cannot_become_another(new_site: NewSite, protocol: str) -> None:
+    site = new_site()
     async with site.connected() as browser:
         data = request("GET", "/gpushare.web/browser", Connection="Upgrade", Upgrade=protocol)
         assert (await browser.ask(data)).status == 404
@@ -321,9 +321,9 @@ HEADERS = {
     ],
 )
 async def test_each_answer_has_the_headers_that_protect_the_page(
-    play: Play, status: int, data: bytes
+    new_site: NewSite, status: int, data: bytes
 ) -> None:
-    answer = await play().ask(data)
+    answer = await new_site().ask(data)
     assert answer.status == status
     assert HEADERS.items() <= answer.headers.items()
     assert answer.headers["cache-control"] == "no-store"
@@ -335,8 +335,8 @@ async def test_each_answer_has_the_headers_that_protect_the_page(
     assert "unsafe" not in answer.headers["content-security-policy"]
 
 
-async def test_pipelined_requests_are_answered_in_order(play: Play) -> None:
-    site = play()
+async def test_pipelined_requests_are_answered_in_order(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     async with site.connected() as browser:
         await browser.send(b"".join(posted(f"/gpushare.v1.Leases/{name}", cookie=cookie) for name in "ABC"))
@@ -344,8 +344,8 @@ async def test_pipelined_requests_are_answered_in_order(play: Play) -> None:
     assert answers == [f"/gpushare.v1.Leases/{name}" for name in "ABC"]
 
 
-async def test_a_refused_requests_body_is_not_taken_for_a_request(play: Play) -> None:
-    site = play()
+async def test_a_refused_requests_body_is_not_taken_for_a_request(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     hidden = posted(CALL, cookie=cookie)
     async with site.connected() as browser:
@@ -355,7 +355,7 @@ async def test_a_refused_requests_body_is_not_taken_for_a_request(play: Play) ->
     assert site.calls == []
 
 
-async def test_a_browser_that_closes_its_connection_ends_its_stream(play: Play) -> None:
+async def test_a_browser_that_closes_its_connection_ends_its_stream(new_site: NewSite) -> None:
     ended = asyncio.Event()
 
     async def stream(exchange, caller, query):
@@ -365,7 +365,7 @@ async def test_a_browser_that_closes_its_connection_ends_its_stream(play: Play) 
         finally:
             ended.set()
 
-    site = play(stream=stream)
+    site = new_site(stream=stream)
     cookie = await site.log_in()
     async with site.connected() as browser:
         answer = await browser.ask(request("GET", "/stream?watch=%7B%7D", cookie=cookie))

@@ -10,7 +10,7 @@ import pytest
 
 from gpushared.net.limits import Shares, UserLimits
 from gpushared.web import browser_server
-from tests.web.raw_browser import HOST, USER, Play, posted, request
+from tests.web.raw_browser import HOST, USER, NewSite, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
 
@@ -31,16 +31,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
         request("GET", "/").removesuffix(b"\r\n"),
     ],
 )
-async def test_a_head_that_does_not_end_is_given_up(play: Play, data: bytes) -> None:
-    async with play().connected() as browser:
+async def test_a_head_that_does_not_end_is_given_up(new_site: NewSite, data: bytes) -> None:
+    async with new_site().connected() as browser:
         assert (await browser.ask(data)).status == 408
         assert await browser.is_over()
 
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("path", [CALL, "/login", "/logout"])
-async def test_a_body_that_does_not_end_is_given_up(play: Play, path: str) -> None:
-    site = play()
+async def test_a_body_that_does_not_end_is_given_up(new_site: NewSite, path: str) -> None:
+    site = new_site()
     cookie = await site.log_in()
     async with site.connected() as browser:
         answer = await browser.ask(posted(path, {"a": 1}, cookie=cookie, Content_Length="100"))
@@ -51,15 +51,15 @@ async def test_a_body_that_does_not_end_is_given_up(play: Play, path: str) -> No
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("data", [b"", request("GET", "/")])
-async def test_a_client_that_asks_nothing_is_not_kept(play: Play, data: bytes) -> None:
-    async with play().connected() as browser:
+async def test_a_client_that_asks_nothing_is_not_kept(new_site: NewSite, data: bytes) -> None:
+    async with new_site().connected() as browser:
         if data:
             await browser.ask(data)
         assert await browser.is_over()
 
 
-async def test_a_long_body_is_refused_before_it_is_kept(play: Play) -> None:
-    site = play()
+async def test_a_long_body_is_refused_before_it_is_kept(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     body = json.dumps({"a": "x" * browser_server.LIMITS.json_body_bytes}).encode()
     answer = await site.ask(request("POST", CALL, body, cookie=cookie))
@@ -67,23 +67,23 @@ async def test_a_long_body_is_refused_before_it_is_kept(play: Play) -> None:
     assert site.calls == []
 
 
-async def test_a_body_without_a_session_is_not_read(play: Play) -> None:
-    async with play().connected() as browser:
+async def test_a_body_without_a_session_is_not_read(new_site: NewSite) -> None:
+    async with new_site().connected() as browser:
         answer = await browser.ask(posted(CALL, {"a": 1}, Content_Length="200000"))
         assert answer.status == 401
         assert answer.headers["connection"] == "close"
 
 
-async def test_a_body_in_chunks_is_a_body(play: Play) -> None:
-    site = play()
+async def test_a_body_in_chunks_is_a_body(new_site: NewSite) -> None:
+    site = new_site()
     body = json.dumps({"code": site.logins.make_code(USER)}).encode()
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     data = request("POST", "/login", Transfer_Encoding="chunked", Content_Length=None) + chunks
     assert (await site.ask(data)).status == 204
 
 
-async def test_a_client_that_reads_no_answers_holds_up_nobody(play: Play) -> None:
-    site = play()
+async def test_a_client_that_reads_no_answers_holds_up_nobody(new_site: NewSite) -> None:
+    site = new_site()
     asset = request("GET", f"/assets/{site.site.assets.digest}/app.js")
     async with site.connected() as greedy:
         greedy.writer.write(asset * 2000)
@@ -92,8 +92,8 @@ async def test_a_client_that_reads_no_answers_holds_up_nobody(play: Play) -> Non
         greedy.writer.transport.abort()
 
 
-async def test_a_user_with_too_many_calls_is_told_to_wait(play: Play) -> None:
-    site = play()
+async def test_a_user_with_too_many_calls_is_told_to_wait(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     site.site = replace(site.site, shares=Shares(UserLimits(requests=0)))
     answer = await site.ask(posted(CALL, cookie=cookie))
@@ -115,8 +115,8 @@ async def test_a_user_with_too_many_calls_is_told_to_wait(play: Play) -> None:
         "name\x00: x",
     ],
 )
-async def test_what_could_be_read_in_two_ways_is_refused(play: Play, line: str) -> None:
-    site = play()
+async def test_what_could_be_read_in_two_ways_is_refused(new_site: NewSite, line: str) -> None:
+    site = new_site()
     head = request("POST", CALL, Content_Length=None).removesuffix(b"\r\n")
     async with site.connected() as browser:
         answer = await browser.ask(head + line.encode("latin-1") + b"\r\n\r\n" + b"{}")

@@ -23,8 +23,19 @@ from gpushared.domain.model.request import Caller
 from gpushared.web.browser_site import TRIES_BURST, Access
 from gpushared.web.listeners import BrowserListeners, UserLookups, caller_of_account
 from gpushared.web.logins import CODE_SECONDS, User
-from tests.web.certificates import CertificateMaker, Pair
-from tests.web.raw_browser import ADA, EVE, SECONDS, USER, Answer, Connection, Play, Played, posted, request
+from tests.web.certificates import CertificateMaker, KeyPair
+from tests.web.raw_browser import (
+    ADA,
+    EVE,
+    SECONDS,
+    USER,
+    Answer,
+    Connection,
+    EchoSite,
+    NewSite,
+    posted,
+    request,
+)
 
 NAME = "gpu.example"
 PROXY = Caller(os.getuid(), 0, "www-proxy")
@@ -45,22 +56,22 @@ class Accounts:
         return caller
 
 
-class World:
+class PublicSite:
     """A page that is served to the network and to proxies."""
 
-    def __init__(self, played: Played, maker: CertificateMaker, web: WebConfig) -> None:
-        self.played = played
+    def __init__(self, echo: EchoSite, maker: CertificateMaker, web: WebConfig) -> None:
+        self.echo = echo
         self.maker = maker
         self.web = web
         self.accounts = Accounts()
-        played.site = replace(played.site, caller_of=partial(caller_of_account, self.accounts.find))
+        echo.site = replace(echo.site, caller_of=partial(caller_of_account, self.accounts.find))
         self.troubles = Troubles()
         users = UserLookups(self.accounts.find, self.accounts.find)
-        self.listeners = BrowserListeners(lambda: self.web, played.site, users, self.troubles)
+        self.listeners = BrowserListeners(lambda: self.web, echo.site, users, self.troubles)
 
     @asynccontextmanager
     async def by_tls(
-        self, client: Pair | None = None, source: str = "127.0.0.1"
+        self, client: KeyPair | None = None, source: str = "127.0.0.1"
     ) -> AsyncIterator[Connection]:
         context = ssl.create_default_context(cafile=str(self.maker.path))
         if client is not None:
@@ -98,7 +109,7 @@ class World:
 
     async def log_in(self) -> str:
         answer = await self.ask(
-            self.posted("/login", {"code": self.played.logins.make_code(USER, network=True)})
+            self.posted("/login", {"code": self.echo.logins.make_code(USER, network=True)})
         )
         assert answer.status == 204, answer
         return answer.cookie
@@ -127,7 +138,7 @@ async def _once_there(
 
 
 @pytest.fixture
-async def world(play: Play, tmp_path: Path) -> AsyncIterator[World]:
+async def public_site(new_site: NewSite, tmp_path: Path) -> AsyncIterator[PublicSite]:
     maker = CertificateMaker(tmp_path)
     pair = maker.server("server", NAME)
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -140,7 +151,7 @@ async def world(play: Play, tmp_path: Path) -> AsyncIterator[World]:
         proxy_socket=str(tmp_path / "proxy.sock"),
         proxy_users=(PROXY.name,),
     )
-    made = World(play(), maker, web)
+    made = PublicSite(new_site(), maker, web)
     running = asyncio.create_task(made.listeners.run())
     try:
         yield made
@@ -152,73 +163,75 @@ async def world(play: Play, tmp_path: Path) -> AsyncIterator[World]:
 # --- links -----------------------------------------------------------------------------------------------
 
 
-async def test_a_link_logs_a_browser_of_the_network_in(world: World) -> None:
-    code = world.played.logins.make_code(USER, network=True)
-    answer = await world.ask(world.posted("/login", {"code": code}))
+async def test_a_link_logs_a_browser_of_the_network_in(public_site: PublicSite) -> None:
+    code = public_site.echo.logins.make_code(USER, network=True)
+    answer = await public_site.ask(public_site.posted("/login", {"code": code}))
     assert answer.status == 204
     assert {"Secure", "HttpOnly", "SameSite=Strict"} <= set(answer.headers["set-cookie"].split("; "))
-    session = await world.ask(world.got("/session", cookie=answer.cookie))
+    session = await public_site.ask(public_site.got("/session", cookie=answer.cookie))
     assert (session.status, session.json["user"], session.json["uid"]) == (200, "ada", ADA.uid)
-    assert (await world.ask(world.posted("/login", {"code": code}))).status == 401
+    assert (await public_site.ask(public_site.posted("/login", {"code": code}))).status == 401
 
 
-async def test_a_link_ends_after_its_time(world: World) -> None:
-    code = world.played.logins.make_code(USER, network=True)
-    world.played.now += CODE_SECONDS
-    answer = await world.ask(world.posted("/login", {"code": code}))
+async def test_a_link_ends_after_its_time(public_site: PublicSite) -> None:
+    code = public_site.echo.logins.make_code(USER, network=True)
+    public_site.echo.now += CODE_SECONDS
+    answer = await public_site.ask(public_site.posted("/login", {"code": code}))
     assert (answer.status, answer.json["code"]) == (401, "unauthenticated")
 
 
-async def test_tries_from_one_address_are_bounded(world: World) -> None:
-    async with world.by_tls() as browser:
-        answers = [await browser.ask(world.posted("/login", {"code": "x"})) for _ in range(TRIES_BURST + 1)]
+async def test_tries_from_one_address_are_bounded(public_site: PublicSite) -> None:
+    async with public_site.by_tls() as browser:
+        answers = [
+            await browser.ask(public_site.posted("/login", {"code": "x"})) for _ in range(TRIES_BURST + 1)
+        ]
     assert [one.status for one in answers] == [401] * TRIES_BURST + [429]
-    code = world.played.logins.make_code(USER, network=True)
-    async with world.by_tls(source="127.0.0.2") as other:
-        assert (await other.ask(world.posted("/login", {"code": code}))).status == 204
+    code = public_site.echo.logins.make_code(USER, network=True)
+    async with public_site.by_tls(source="127.0.0.2") as other:
+        assert (await other.ask(public_site.posted("/login", {"code": code}))).status == 204
 
 
-async def test_a_session_has_the_rights_that_the_account_has_now(world: World) -> None:
-    cookie = await world.log_in()
-    async with world.by_tls() as browser:
-        ask = partial(browser.ask, world.got("/session", cookie=cookie))
+async def test_a_session_has_the_rights_that_the_account_has_now(public_site: PublicSite) -> None:
+    cookie = await public_site.log_in()
+    async with public_site.by_tls() as browser:
+        ask = partial(browser.ask, public_site.got("/session", cookie=cookie))
         assert (await ask()).json["trusted"] is False
-        world.accounts.callers["ada"] = replace(ADA, trusted=True)
+        public_site.accounts.callers["ada"] = replace(ADA, trusted=True)
         assert (await ask()).json["trusted"] is True
-        del world.accounts.callers["ada"]
+        del public_site.accounts.callers["ada"]
         gone = await ask()
         assert (gone.status, gone.json["message"]) == (401, f"no account of this machine has {ADA.uid}")
-        world.accounts.callers["bob"] = replace(ADA, name="bob")
+        public_site.accounts.callers["bob"] = replace(ADA, name="bob")
         reused = await ask()
         assert (reused.status, reused.json["message"]) == (401, f"uid {ADA.uid} was ada's and is bob's now")
 
 
-async def test_the_audit_names_the_address_of_a_login(world: World) -> None:
-    await world.ask(world.posted("/login", {"code": "wrong"}))
-    await world.log_in()
-    async with world.by_socket() as proxy:
-        await proxy.ask(with_lines(world.got("/queue"), HEADER + "mallory"))
-    assert [(one.user, one.endpoint, one.refused) for one in world.played.lines] == [
+async def test_the_audit_names_the_address_of_a_login(public_site: PublicSite) -> None:
+    await public_site.ask(public_site.posted("/login", {"code": "wrong"}))
+    await public_site.log_in()
+    async with public_site.by_socket() as proxy:
+        await proxy.ask(with_lines(public_site.got("/queue"), HEADER + "mallory"))
+    assert [(one.user, one.endpoint, one.refused) for one in public_site.echo.lines] == [
         ("127.0.0.1", "Web/Login", True),
         ("ada", "Web/Login", False),
         ("a proxy", "/queue", True),
     ]
-    assert world.played.lines[1].text == "from 127.0.0.1"
+    assert public_site.echo.lines[1].text == "from 127.0.0.1"
 
 
 @pytest.mark.parametrize("origin", ["http://{host}", "https://evil.example", "https://gpu.example"])
-async def test_posts_of_other_pages_are_refused(world: World, origin: str) -> None:
-    cookie = await world.log_in()
-    words = {"cookie": cookie, "Origin": origin.format(host=world.host)}
-    assert (await world.ask(world.posted("/gpushare.v1.Leases/Stop", **words))).status == 403
-    assert not world.played.calls
+async def test_posts_of_other_pages_are_refused(public_site: PublicSite, origin: str) -> None:
+    cookie = await public_site.log_in()
+    words = {"cookie": cookie, "Origin": origin.format(host=public_site.host)}
+    assert (await public_site.ask(public_site.posted("/gpushare.v1.Leases/Stop", **words))).status == 403
+    assert not public_site.echo.calls
 
 
-async def test_a_name_that_is_not_the_pages_is_refused(world: World) -> None:
+async def test_a_name_that_is_not_the_pages_is_refused(public_site: PublicSite) -> None:
     for host in ("evil.example", "10.0.0.1", f"{NAME}.evil.example"):
-        assert (await world.ask(world.got("/", host))).status == 403
-    for host in (NAME, f"{NAME}:443", world.host, "localhost:9000", socket.gethostname()):
-        assert (await world.ask(world.got("/", host))).status == 200
+        assert (await public_site.ask(public_site.got("/", host))).status == 403
+    for host in (NAME, f"{NAME}:443", public_site.host, "localhost:9000", socket.gethostname()):
+        assert (await public_site.ask(public_site.got("/", host))).status == 200
 
 
 # --- the header of proxies ----------------------------------------------------------------------------
@@ -236,20 +249,26 @@ WAYS = ["certificate", "socket"]
 
 
 @asynccontextmanager
-async def proxy_of(world: World, way: str) -> AsyncIterator[Connection]:
-    made = world.by_tls(world.maker.client("proxy")) if way == "certificate" else world.by_socket()
+async def proxy_of(public_site: PublicSite, way: str) -> AsyncIterator[Connection]:
+    made = (
+        public_site.by_tls(public_site.maker.client("proxy"))
+        if way == "certificate"
+        else public_site.by_socket()
+    )
     async with made as connection:
         yield connection
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_proxy_names_the_user_of_each_request(world: World, way: str) -> None:
-    async with proxy_of(world, way) as proxy:
+async def test_a_proxy_names_the_user_of_each_request(public_site: PublicSite, way: str) -> None:
+    async with proxy_of(public_site, way) as proxy:
         for name in ("ada", "eve", "ada"):
-            answer = await proxy.ask(with_lines(world.got("/session"), HEADER + name))
+            answer = await proxy.ask(with_lines(public_site.got("/session"), HEADER + name))
             assert (answer.status, answer.json["user"]) == (200, name)
             assert "set-cookie" not in answer.headers
-        call = await proxy.ask(with_lines(world.posted("/gpushare.v1.Leases/List"), "x-forwarded-user: eve"))
+        call = await proxy.ask(
+            with_lines(public_site.posted("/gpushare.v1.Leases/List"), "x-forwarded-user: eve")
+        )
         assert (call.status, call.json["user"]) == (200, "eve")
 
 
@@ -273,42 +292,46 @@ async def test_a_proxy_names_the_user_of_each_request(world: World, way: str) ->
     ],
 )
 async def test_a_header_that_names_nobody_lets_nobody_in(
-    world: World, way: str, lines: list[str], words: str
+    public_site: PublicSite, way: str, lines: list[str], words: str
 ) -> None:
-    world.accounts.callers["root"] = ROOT
-    cookie = await world.log_in()
-    for data in (world.got("/session", cookie=cookie), world.posted("/gpushare.v1.Leases/List")):
-        async with proxy_of(world, way) as proxy:
+    public_site.accounts.callers["root"] = ROOT
+    cookie = await public_site.log_in()
+    for data in (public_site.got("/session", cookie=cookie), public_site.posted("/gpushare.v1.Leases/List")):
+        async with proxy_of(public_site, way) as proxy:
             answer = await proxy.ask(with_lines(data, *lines))
         assert (answer.status, words in answer.json["message"]) == (403, True), answer
-    async with proxy_of(world, way) as proxy:
-        page = await proxy.ask(with_lines(world.got("/queue"), *lines))
+    async with proxy_of(public_site, way) as proxy:
+        page = await proxy.ask(with_lines(public_site.got("/queue"), *lines))
     assert (page.status, page.headers["content-type"]) == (403, "text/html; charset=utf-8")
     assert words.replace("'", "&#x27;") in page.body.decode()
-    assert not world.played.calls
+    assert not public_site.echo.calls
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_behind_a_proxy_nobody_logs_in(world: World, way: str) -> None:
-    code = world.played.logins.make_code(USER, network=True)
-    async with proxy_of(world, way) as proxy:
-        answer = await proxy.ask(with_lines(world.posted("/login", {"code": code}), HEADER + "eve"))
+async def test_behind_a_proxy_nobody_logs_in(public_site: PublicSite, way: str) -> None:
+    code = public_site.echo.logins.make_code(USER, network=True)
+    async with proxy_of(public_site, way) as proxy:
+        answer = await proxy.ask(with_lines(public_site.posted("/login", {"code": code}), HEADER + "eve"))
     assert (answer.status, answer.json["message"]) == (400, "behind this proxy nobody logs in")
 
 
-async def test_from_anybody_else_the_header_changes_nothing(world: World) -> None:
-    assert (await world.ask(with_lines(world.got("/session"), HEADER + "eve"))).status == 401
-    cookie = await world.log_in()
-    with_cookie = await world.ask(with_lines(world.got("/session", cookie=cookie), HEADER + "eve"))
+async def test_from_anybody_else_the_header_changes_nothing(public_site: PublicSite) -> None:
+    assert (await public_site.ask(with_lines(public_site.got("/session"), HEADER + "eve"))).status == 401
+    cookie = await public_site.log_in()
+    with_cookie = await public_site.ask(
+        with_lines(public_site.got("/session", cookie=cookie), HEADER + "eve")
+    )
     assert with_cookie.json["user"] == "ada"
-    local = await world.played.ask(with_lines(request("GET", "/session"), HEADER + "eve"), Access(caller=ADA))
+    local = await public_site.echo.ask(
+        with_lines(request("GET", "/session"), HEADER + "eve"), Access(caller=ADA)
+    )
     assert local.status == 401
 
 
-async def test_the_name_of_the_header_is_a_setting(world: World) -> None:
-    world.web = replace(world.web, proxy_header="Remote-User")
-    async with world.by_socket() as proxy:
-        answer = await proxy.ask(with_lines(world.got("/session"), "Remote-User: ada", HEADER + "eve"))
+async def test_the_name_of_the_header_is_a_setting(public_site: PublicSite) -> None:
+    public_site.web = replace(public_site.web, proxy_header="Remote-User")
+    async with public_site.by_socket() as proxy:
+        answer = await proxy.ask(with_lines(public_site.got("/session"), "Remote-User: ada", HEADER + "eve"))
     assert answer.json["user"] == "ada"
 
 
@@ -317,20 +340,20 @@ async def test_the_name_of_the_header_is_a_setting(world: World) -> None:
     [("certificate", {"proxy_ca": ""}), ("socket", {"proxy_users": ("another",)})],
 )
 async def test_an_open_connection_is_believed_only_while_the_settings_say_so(
-    world: World, way: str, change: dict[str, object]
+    public_site: PublicSite, way: str, change: dict[str, object]
 ) -> None:
-    async with proxy_of(world, way) as proxy:
-        data = with_lines(world.got("/session"), HEADER + "ada")
+    async with proxy_of(public_site, way) as proxy:
+        data = with_lines(public_site.got("/session"), HEADER + "ada")
         assert (await proxy.ask(data)).status == 200
-        world.web = replace(world.web, **change)  # type: ignore[arg-type]
+        public_site.web = replace(public_site.web, **change)  # type: ignore[arg-type]
         answer = await proxy.ask(data)
     assert (answer.status, answer.json["message"]) == (403, "this proxy is not believed any more")
 
 
-async def test_other_accounts_get_no_connection_at_the_socket_of_proxies(world: World) -> None:
-    world.accounts.callers[PROXY.name] = replace(PROXY, uid=OTHER_UID)
-    async with world.by_socket() as stranger:
-        await stranger.send(with_lines(world.got("/session"), HEADER + "ada"))
+async def test_other_accounts_get_no_connection_at_the_socket_of_proxies(public_site: PublicSite) -> None:
+    public_site.accounts.callers[PROXY.name] = replace(PROXY, uid=OTHER_UID)
+    async with public_site.by_socket() as stranger:
+        await stranger.send(with_lines(public_site.got("/session"), HEADER + "ada"))
         assert await _is_closed(stranger)
 
 
@@ -343,10 +366,12 @@ async def _is_closed(connection: Connection) -> bool:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-async def test_the_kernel_says_whose_program_connects_to_the_socket_of_proxies(world: World) -> None:
-    world.accounts.callers[PROXY.name] = replace(PROXY, uid=OTHER_UID)
-    folder = Path(world.web.proxy_socket).parent
-    async with world.by_socket():
+async def test_the_kernel_says_whose_program_connects_to_the_socket_of_proxies(
+    public_site: PublicSite,
+) -> None:
+    public_site.accounts.callers[PROXY.name] = replace(PROXY, uid=OTHER_UID)
+    folder = Path(public_site.web.proxy_socket).parent
+    async with public_site.by_socket():
         pass
     for each in (folder, *folder.parents):
         if each.stat().st_uid == 0 and each != Path("/"):
@@ -358,8 +383,8 @@ async def test_the_kernel_says_whose_program_connects_to_the_socket_of_proxies(w
     )
     ran = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-I", "-c", program, str(OTHER_UID), world.web.proxy_socket],
-        input=with_lines(world.got("/session"), HEADER + "ada"),
+        [sys.executable, "-I", "-c", program, str(OTHER_UID), public_site.web.proxy_socket],
+        input=with_lines(public_site.got("/session"), HEADER + "ada"),
         capture_output=True,
         timeout=SECONDS,
         check=False,
@@ -379,25 +404,27 @@ async def test_the_kernel_says_whose_program_connects_to_the_socket_of_proxies(w
         ({"certificate": "", "key": "", "proxy_ca": ""}, "http://127.0.0.1:8443/"),
     ],
 )
-async def test_links_lead_to_the_pages_address(world: World, change: dict[str, object], url: str) -> None:
-    async with world.by_tls():
+async def test_links_lead_to_the_pages_address(
+    public_site: PublicSite, change: dict[str, object], url: str
+) -> None:
+    async with public_site.by_tls():
         pass  # the certificate has been read
-    world.web = replace(world.web, listen="127.0.0.1:8443", **change)  # type: ignore[arg-type]
-    if not world.web.certificate:
-        world.listeners.reload()
+    public_site.web = replace(public_site.web, listen="127.0.0.1:8443", **change)  # type: ignore[arg-type]
+    if not public_site.web.certificate:
+        public_site.listeners.reload()
         async with asyncio.timeout(SECONDS):
-            while world.listeners.url() != url:  # noqa: ASYNC110 - the listener has no event for it
+            while public_site.listeners.url() != url:  # noqa: ASYNC110 - the listener has no event for it
                 await asyncio.sleep(0.01)
-    assert world.listeners.url() == url
+    assert public_site.listeners.url() == url
 
 
-async def test_a_page_that_is_not_on_the_network_has_no_address(world: World) -> None:
-    world.web = WebConfig()
+async def test_a_page_that_is_not_on_the_network_has_no_address(public_site: PublicSite) -> None:
+    public_site.web = WebConfig()
     with pytest.raises(StateConflict, match="not served to the network"):
-        world.listeners.url()
+        public_site.listeners.url()
 
 
-async def test_a_user_of_a_code_is_kept_with_the_name(world: World) -> None:
-    code = world.played.logins.make_code(User(0, 0, "root"), network=True)
-    answer = await world.ask(world.posted("/login", {"code": code}))
+async def test_a_user_of_a_code_is_kept_with_the_name(public_site: PublicSite) -> None:
+    code = public_site.echo.logins.make_code(User(0, 0, "root"), network=True)
+    answer = await public_site.ask(public_site.posted("/login", {"code": code}))
     assert answer.status == 401, "root has no account in this world"

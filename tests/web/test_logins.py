@@ -12,20 +12,20 @@ import pytest
 from gpushared.web import browser_server, browser_site, logins
 from gpushared.web.browser_site import Access
 from gpushared.web.logins import CODES_OF_A_USER, SESSIONS_OF_A_USER, Logins, User
-from tests.web.raw_browser import EVE, SECONDS, USER, Play, Played, posted, request
+from tests.web.raw_browser import EVE, SECONDS, USER, EchoSite, NewSite, posted, request
 
 EVES = User(EVE.uid, EVE.gid, EVE.name)
 CALL = "/gpushare.v1.Leases/List"
 
 
-async def who(site: Played, cookie: str, access: Access | None = None) -> str:
+async def who(site: EchoSite, cookie: str, access: Access | None = None) -> str:
     """The user that the site takes the browser for; empty for nobody."""
     answer = await site.ask(request("GET", "/session", cookie=cookie), access)
     return answer.json["user"] if answer.status == 200 else ""
 
 
-async def test_a_code_becomes_a_session_which_is_its_users(play: Play) -> None:
-    site = play()
+async def test_a_code_becomes_a_session_which_is_its_users(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(request("GET", "/session", cookie=cookie))
     assert (
@@ -46,8 +46,8 @@ async def test_a_code_becomes_a_session_which_is_its_users(play: Play) -> None:
     assert site.told(refused=False) == [("ada", "Web/Login", "")]
 
 
-async def test_a_cookie_is_for_the_page_alone(play: Play) -> None:
-    site = play(base="/gpus/")
+async def test_a_cookie_is_for_the_page_alone(new_site: NewSite) -> None:
+    site = new_site(base="/gpus/")
     code = site.logins.make_code(USER)
     answer = await site.ask(posted("/gpus/login", {"code": code}))
     name, *parts = answer.headers["set-cookie"].split("; ")
@@ -70,8 +70,8 @@ async def test_a_cookie_is_for_the_page_alone(play: Play) -> None:
         ("code", 400),
     ],
 )
-async def test_nobody_is_let_in_without_a_code(play: Play, body: object, status: int) -> None:
-    site = play()
+async def test_nobody_is_let_in_without_a_code(new_site: NewSite, body: object, status: int) -> None:
+    site = new_site()
     site.logins.make_code(USER)
     answer = await site.ask(posted("/login", body))
     assert answer.status == status
@@ -79,12 +79,12 @@ async def test_nobody_is_let_in_without_a_code(play: Play, body: object, status:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 1000, b"code=x"])
-async def test_a_body_that_is_no_json_lets_nobody_in(play: Play, body: bytes) -> None:
-    assert (await play().ask(request("POST", "/login", body))).status == 400
+async def test_a_body_that_is_no_json_lets_nobody_in(new_site: NewSite, body: bytes) -> None:
+    assert (await new_site().ask(request("POST", "/login", body))).status == 400
 
 
-async def test_a_code_works_once(play: Play) -> None:
-    site = play()
+async def test_a_code_works_once(new_site: NewSite) -> None:
+    site = new_site()
     login = posted("/login", {"code": site.logins.make_code(USER)})
     assert [(await site.ask(login)).status for _ in range(2)] == [204, 401]
     assert [text for _, _, text in site.told(refused=True)] == [
@@ -92,23 +92,23 @@ async def test_a_code_works_once(play: Play) -> None:
     ]
 
 
-async def test_two_browsers_that_send_one_code_together_are_not_both_let_in(play: Play) -> None:
-    site = play()
+async def test_two_browsers_that_send_one_code_together_are_not_both_let_in(new_site: NewSite) -> None:
+    site = new_site()
     login = posted("/login", {"code": site.logins.make_code(USER)})
     answers = await asyncio.gather(*(site.ask(login) for _ in range(8)))
     assert sorted(answer.status for answer in answers) == [204, *[401] * 7]
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(299, 204), (300, 401), (100_000, 401)])
-async def test_a_code_is_good_for_five_minutes(play: Play, seconds: int, status: int) -> None:
-    site = play()
+async def test_a_code_is_good_for_five_minutes(new_site: NewSite, seconds: int, status: int) -> None:
+    site = new_site()
     code = site.logins.make_code(USER)
     site.now += seconds
     assert (await site.ask(posted("/login", {"code": code}))).status == status
 
 
-async def test_a_stolen_code_does_not_work_for_another_user_and_is_used_up(play: Play) -> None:
-    site = play()
+async def test_a_stolen_code_does_not_work_for_another_user_and_is_used_up(new_site: NewSite) -> None:
+    site = new_site()
     code = site.logins.make_code(USER)
     stolen = await site.ask(posted("/login", {"code": code}), Access(caller=EVE))
     assert stolen.status == 403
@@ -116,8 +116,8 @@ async def test_a_stolen_code_does_not_work_for_another_user_and_is_used_up(play:
     assert site.told(refused=True)[0] == ("eve", "Web/Login", "this link belongs to another user")
 
 
-async def test_a_user_has_few_codes_and_they_crowd_out_nobody_elses(play: Play) -> None:
-    site = play()
+async def test_a_user_has_few_codes_and_they_crowd_out_nobody_elses(new_site: NewSite) -> None:
+    site = new_site()
     eves = site.logins.make_code(EVES)
     first, *others = [site.logins.make_code(USER) for _ in range(CODES_OF_A_USER + 1)]
     assert (await site.ask(posted("/login", {"code": first}))).status == 401
@@ -125,8 +125,8 @@ async def test_a_user_has_few_codes_and_they_crowd_out_nobody_elses(play: Play) 
     assert (await site.ask(posted("/login", {"code": eves}), Access(caller=EVE))).status == 204
 
 
-async def test_a_stolen_cookie_is_refused_on_another_users_connection(play: Play) -> None:
-    site = play()
+async def test_a_stolen_cookie_is_refused_on_another_users_connection(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(posted(CALL, cookie=cookie), Access(caller=EVE))
     assert answer.status == 401
@@ -134,8 +134,8 @@ async def test_a_stolen_cookie_is_refused_on_another_users_connection(play: Play
     assert [(one.user, one.endpoint) for one in site.lines if one.refused] == [("eve", CALL)]
 
 
-async def test_where_nothing_else_tells_the_user_the_session_does(play: Play) -> None:
-    site = play()
+async def test_where_nothing_else_tells_the_user_the_session_does(new_site: NewSite) -> None:
+    site = new_site()
     access = Access()
     ada, eve = await site.log_in(access=access), await site.log_in(EVE, access)
     assert [await who(site, cookie, access) for cookie in (ada, eve, "", "gpushare-x=y")] == [
@@ -146,42 +146,42 @@ async def test_where_nothing_else_tells_the_user_the_session_does(play: Play) ->
     ]
 
 
-async def test_a_proxy_that_tells_the_user_needs_no_session(play: Play) -> None:
+async def test_a_proxy_that_tells_the_user_needs_no_session(new_site: NewSite) -> None:
     async def identify(exchange):
         return EVE
 
-    assert await who(play(), "", Access(identify=identify)) == "eve"
+    assert await who(new_site(), "", Access(identify=identify)) == "eve"
 
 
 @pytest.mark.parametrize("spoil", [str.upper, lambda cookie: cookie[:-1], lambda cookie: cookie + "x"])
-async def test_another_cookie_is_nobodys(play: Play, spoil) -> None:
-    site = play()
+async def test_another_cookie_is_nobodys(new_site: NewSite, spoil) -> None:
+    site = new_site()
     name, _, value = (await site.log_in()).partition("=")
     assert await who(site, f"{name}={spoil(value)}") == ""
 
 
-async def test_a_cookie_that_another_program_planted_does_not_log_out(play: Play) -> None:
-    site = play()
+async def test_a_cookie_that_another_program_planted_does_not_log_out(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     name = cookie.partition("=")[0]
     assert await who(site, f"other=1; {name}=planted; {cookie}; {name}=") == "ada"
 
 
-async def test_a_second_login_of_a_browser_ends_its_first_session(play: Play) -> None:
-    site = play()
+async def test_a_second_login_of_a_browser_ends_its_first_session(new_site: NewSite) -> None:
+    site = new_site()
     first = await site.log_in()
     second = await site.log_in(cookie=first)
     assert [await who(site, cookie) for cookie in (first, second)] == ["", "ada"]
 
 
-async def test_sessions_of_other_browsers_go_on(play: Play) -> None:
-    site = play()
+async def test_sessions_of_other_browsers_go_on(new_site: NewSite) -> None:
+    site = new_site()
     cookies = [await site.log_in() for _ in range(2)]
     assert [await who(site, cookie) for cookie in cookies] == ["ada", "ada"]
 
 
-async def test_a_user_has_few_sessions_and_they_crowd_out_nobody_elses(play: Play) -> None:
-    site = play()
+async def test_a_user_has_few_sessions_and_they_crowd_out_nobody_elses(new_site: NewSite) -> None:
+    site = new_site()
     eves = await site.log_in(EVE)
     first, *others = [await site.log_in() for _ in range(SESSIONS_OF_A_USER + 1)]
     assert await who(site, first) == ""
@@ -198,8 +198,8 @@ async def test_all_users_together_have_bounded_sessions(
     assert [found.session_of(cookie) is not None for cookie in cookies] == [False, False, True, True, True]
 
 
-async def test_a_session_ends_when_it_was_not_used_for_its_hours(play: Play) -> None:
-    site = play()
+async def test_a_session_ends_when_it_was_not_used_for_its_hours(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     for _ in range(4):
         site.now += 3000
@@ -208,8 +208,8 @@ async def test_a_session_ends_when_it_was_not_used_for_its_hours(play: Play) -> 
     assert await who(site, cookie) == ""
 
 
-async def test_the_browsers_cookie_lasts_as_long_as_the_session(play: Play) -> None:
-    site = play()
+async def test_the_browsers_cookie_lasts_as_long_as_the_session(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     assert "set-cookie" not in (await site.ask(posted(CALL, cookie=cookie))).headers
     site.now += 1000
@@ -218,8 +218,8 @@ async def test_the_browsers_cookie_lasts_as_long_as_the_session(play: Play) -> N
     assert "Max-Age=3600" in answer.headers["set-cookie"]
 
 
-async def test_shorter_hours_hold_for_present_sessions_after_their_next_use(play: Play) -> None:
-    site = play(hours=100.0)
+async def test_shorter_hours_hold_for_present_sessions_after_their_next_use(new_site: NewSite) -> None:
+    site = new_site(hours=100.0)
     cookie = await site.log_in()
     site.hours = 1.0
     assert await who(site, cookie) == "ada"
@@ -227,8 +227,8 @@ async def test_shorter_hours_hold_for_present_sessions_after_their_next_use(play
     assert await who(site, cookie) == ""
 
 
-async def test_logging_out_ends_the_session_and_takes_the_cookie_away(play: Play) -> None:
-    site = play()
+async def test_logging_out_ends_the_session_and_takes_the_cookie_away(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     answer = await site.ask(posted("/logout", cookie=cookie))
     assert answer.status == 204
@@ -237,8 +237,8 @@ async def test_logging_out_ends_the_session_and_takes_the_cookie_away(play: Play
     assert site.told(refused=False)[-1] == ("ada", "Web/Logout", "")
 
 
-async def test_logging_out_without_a_session_is_refused(play: Play) -> None:
-    assert (await play().ask(posted("/logout"))).status == 401
+async def test_logging_out_without_a_session_is_refused(new_site: NewSite) -> None:
+    assert (await new_site().ask(posted("/logout"))).status == 401
 
 
 # --- streams
@@ -249,8 +249,8 @@ async def endless(exchange, caller, query):
     await asyncio.Event().wait()
 
 
-async def test_a_stream_ends_with_its_session(play: Play) -> None:
-    site = play(stream=endless)
+async def test_a_stream_ends_with_its_session(new_site: NewSite) -> None:
+    site = new_site(stream=endless)
     cookie = await site.log_in()
     async with site.connected() as browser:
         await browser.ask(request("GET", "/stream?watch=%7B%7D", cookie=cookie))
@@ -260,10 +260,10 @@ async def test_a_stream_ends_with_its_session(play: Play) -> None:
 
 
 async def test_a_stream_ends_after_a_time_so_that_rights_are_looked_at_again(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    new_site: NewSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(browser_server, "STREAM_SECONDS", 0.05)
-    site = play(stream=endless)
+    site = new_site(stream=endless)
     cookie = await site.log_in()
     async with site.connected() as browser:
         await browser.ask(request("GET", "/stream?watch=%7B%7D", cookie=cookie))
@@ -272,8 +272,8 @@ async def test_a_stream_ends_after_a_time_so_that_rights_are_looked_at_again(
     assert await who(site, cookie) == "ada"
 
 
-async def test_a_user_has_a_bounded_number_of_streams(play: Play) -> None:
-    site = play(stream=endless)
+async def test_a_user_has_a_bounded_number_of_streams(new_site: NewSite) -> None:
+    site = new_site(stream=endless)
     cookie, eves = await site.log_in(), await site.log_in(EVE)
     asked = request("GET", "/stream?watch=%7B%7D", cookie=cookie)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
@@ -296,11 +296,11 @@ async def test_a_user_has_a_bounded_number_of_streams(play: Play) -> None:
         done.set()
 
 
-async def test_a_stream_gets_the_caller_and_the_query(play: Play) -> None:
+async def test_a_stream_gets_the_caller_and_the_query(new_site: NewSite) -> None:
     async def stream(exchange, caller, query):
         await exchange.respond(200, f"{caller.name} {query}".encode())
 
-    site = play(stream=stream)
+    site = new_site(stream=stream)
     data = request("GET", "/stream?watch=%7B%22a%22%7D&x=1", cookie=await site.log_in())
     assert (await site.ask(data)).body == b"ada watch=%7B%22a%22%7D&x=1"
 
@@ -308,24 +308,24 @@ async def test_a_stream_gets_the_caller_and_the_query(play: Play) -> None:
 # --- the file
 
 
-async def test_sessions_outlive_a_restart_and_codes_do_not(play: Play) -> None:
-    site = play()
+async def test_sessions_outlive_a_restart_and_codes_do_not(new_site: NewSite) -> None:
+    site = new_site()
     cookie, code = await site.log_in(), site.logins.make_code(USER)
     site.restart()
     assert await who(site, cookie) == "ada"
     assert (await site.ask(posted("/login", {"code": code}))).status == 401
 
 
-async def test_ended_sessions_stay_ended_after_a_restart(play: Play) -> None:
-    site = play()
+async def test_ended_sessions_stay_ended_after_a_restart(new_site: NewSite) -> None:
+    site = new_site()
     cookie = await site.log_in()
     await site.ask(posted("/logout", cookie=cookie))
     site.restart()
     assert await who(site, cookie) == ""
 
 
-async def test_the_file_lets_nobody_in(play: Play, tmp_path: Path) -> None:
-    site = play()
+async def test_the_file_lets_nobody_in(new_site: NewSite, tmp_path: Path) -> None:
+    site = new_site()
     cookie = await site.log_in()
     path = tmp_path / "sessions.json"
     text = path.read_text()
@@ -349,16 +349,20 @@ async def test_the_file_lets_nobody_in(play: Play, tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-async def test_a_broken_file_has_no_sessions_and_is_replaced(play: Play, tmp_path: Path, text: str) -> None:
+async def test_a_broken_file_has_no_sessions_and_is_replaced(
+    new_site: NewSite, tmp_path: Path, text: str
+) -> None:
     (tmp_path / "sessions.json").write_text(text)
-    site = play()
+    site = new_site()
     cookie = await site.log_in()
     site.restart()
     assert await who(site, cookie) == "ada"
 
 
-async def test_a_browser_is_let_in_though_the_file_cannot_be_written(play: Play, tmp_path: Path) -> None:
+async def test_a_browser_is_let_in_though_the_file_cannot_be_written(
+    new_site: NewSite, tmp_path: Path
+) -> None:
     (tmp_path / ".sessions.json.new").mkdir()
-    site = play()
+    site = new_site()
     assert await who(site, await site.log_in()) == "ada"
     assert not os.path.lexists(tmp_path / "sessions.json")

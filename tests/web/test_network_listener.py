@@ -24,14 +24,14 @@ from gpushared.web.arrivals import Arrival
 from gpushared.web.certificates import PART, CertificateFiles, TlsFiles, load
 from gpushared.web.network_listener import NetworkListener
 from gpushared.web.open_connections import OpenConnections
-from tests.web.certificates import CertificateMaker, Pair
+from tests.web.certificates import CertificateMaker, KeyPair
 
 SECONDS = 20
 LARGE = 3_000_000
 """More than the buffers on the way hold."""
 
 
-class Site:
+class EchoListener:
     """A listener that answers each line with the way by which the line came."""
 
     def __init__(self, web: WebConfig) -> None:
@@ -71,7 +71,7 @@ class Site:
         assert address is not None
         return address[1]
 
-    def context(self, trusted: Path, client: Pair | None = None) -> ssl.SSLContext:
+    def context(self, trusted: Path, client: KeyPair | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(trusted))
         if client is not None:
             context.load_cert_chain(client.certificate, client.key)
@@ -91,17 +91,17 @@ class Site:
 
 
 @asynccontextmanager
-async def serving(web: WebConfig) -> AsyncIterator[Site]:
-    site = Site(web)
-    running = asyncio.create_task(site.listener.run())
+async def serving(web: WebConfig) -> AsyncIterator[EchoListener]:
+    echo_listener = EchoListener(web)
+    running = asyncio.create_task(echo_listener.listener.run())
     try:
-        yield site
+        yield echo_listener
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-def settings(pair: Pair | None = None, proxy_ca: str = "") -> WebConfig:
+def settings(pair: KeyPair | None = None, proxy_ca: str = "") -> WebConfig:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     if pair is None:
@@ -115,10 +115,10 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> st
         return (await reader.readline()).decode().strip()
 
 
-async def is_refused(site: Site, context: ssl.SSLContext) -> bool:
+async def is_refused(echo_listener: EchoListener, context: ssl.SSLContext) -> bool:
     """Try to talk; a client of TLS 1.3 learns of a refused certificate only from its first read."""
     try:
-        reader, writer = await site.connect(context)
+        reader, writer = await echo_listener.connect(context)
         try:
             return await echo(reader, writer) == ""
         finally:
@@ -141,16 +141,16 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_browser_is_served_by_tls_and_no_client_certificate_makes_it_a_proxy(
     maker: CertificateMaker,
 ) -> None:
-    async with serving(settings(maker.server("server"))) as site:
-        reader, writer = await site.connect(site.context(maker.path))
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        reader, writer = await echo_listener.connect(echo_listener.context(maker.path))
         assert await echo(reader, writer) == "line 127.0.0.1 True False"
         writer.close()
-        await asyncio.wait_for(site.ended.wait(), SECONDS)
+        await asyncio.wait_for(echo_listener.ended.wait(), SECONDS)
 
 
 async def test_much_is_carried_both_ways(maker: CertificateMaker) -> None:
-    async with serving(settings(maker.server("server"))) as site:
-        reader, writer = await site.connect(site.context(maker.path))
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        reader, writer = await echo_listener.connect(echo_listener.context(maker.path))
         lines = LARGE // 100
         sending = asyncio.create_task(_send(writer, b"x" * 99 + b"\n", lines))
         async with asyncio.timeout(SECONDS):
@@ -167,8 +167,8 @@ async def _send(writer: asyncio.StreamWriter, line: bytes, count: int) -> None:
 
 
 async def test_on_loopback_the_page_may_be_served_without_tls() -> None:
-    async with serving(settings()) as site:
-        reader, writer = await site.connect(None)
+    async with serving(settings()) as echo_listener:
+        reader, writer = await echo_listener.connect(None)
         assert await echo(reader, writer) == "line 127.0.0.1 False False"
         writer.close()
 
@@ -176,27 +176,27 @@ async def test_on_loopback_the_page_may_be_served_without_tls() -> None:
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.*is deprecated")
 async def test_old_versions_of_tls_are_refused(maker: CertificateMaker, version: ssl.TLSVersion) -> None:
-    async with serving(settings(maker.server("server"))) as site:
-        context = site.context(maker.path)
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        context = echo_listener.context(maker.path)
         context.set_ciphers("ALL:@SECLEVEL=0")
         context.minimum_version = context.maximum_version = version
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            await site.connect(context)
+            await echo_listener.connect(context)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_newer_versions_are_taken(maker: CertificateMaker, version: ssl.TLSVersion) -> None:
-    async with serving(settings(maker.server("server"))) as site:
-        context = site.context(maker.path)
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        context = echo_listener.context(maker.path)
         context.minimum_version = context.maximum_version = version
-        reader, writer = await site.connect(context)
+        reader, writer = await echo_listener.connect(context)
         assert await echo(reader, writer) == "line 127.0.0.1 True False"
         writer.close()
 
 
 async def test_plain_http_at_the_port_for_tls_gets_no_answer(maker: CertificateMaker) -> None:
-    async with serving(settings(maker.server("server"))) as site:
-        reader, writer = await site.connect(None)
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        reader, writer = await echo_listener.connect(None)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(SECONDS):
             assert b"HTTP" not in await reader.read()
@@ -205,8 +205,8 @@ async def test_plain_http_at_the_port_for_tls_gets_no_answer(maker: CertificateM
 
 async def test_a_silent_handshake_ends(maker: CertificateMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_listener, "HANDSHAKE_SECONDS", 0.2)
-    async with serving(settings(maker.server("server"))) as site:
-        reader, writer = await site.connect(None)
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        reader, writer = await echo_listener.connect(None)
         async with asyncio.timeout(SECONDS):
             assert await reader.read() == b""
         writer.close()
@@ -216,15 +216,15 @@ async def test_a_browser_that_does_not_read_is_not_waited_for_after_its_server(
     maker: CertificateMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_listener, "LAST_SECONDS", 0.2)
-    async with serving(settings(maker.server("server"))) as site:
-        _, writer = await site.connect(site.context(maker.path))
+    async with serving(settings(maker.server("server"))) as echo_listener:
+        _, writer = await echo_listener.connect(echo_listener.context(maker.path))
         transport = writer.transport
         assert isinstance(transport, asyncio.ReadTransport)
         transport.pause_reading()
-        site.answer = bytes(LARGE)
+        echo_listener.answer = bytes(LARGE)
         writer.write(b"line\n")
-        await asyncio.wait_for(site.ended.wait(), SECONDS)
-        await until(lambda: not site.listener.connections)
+        await asyncio.wait_for(echo_listener.ended.wait(), SECONDS)
+        await until(lambda: not echo_listener.listener.connections)
         transport.abort()
 
 
@@ -235,12 +235,12 @@ async def test_a_certificate_of_the_proxies_authority_makes_a_proxy_until_the_se
     maker: CertificateMaker,
 ) -> None:
     web = settings(maker.server("server"), proxy_ca=str(maker.path))
-    async with serving(web) as site:
-        reader, writer = await site.connect(site.context(maker.path, maker.client("proxy")))
+    async with serving(web) as echo_listener:
+        reader, writer = await echo_listener.connect(echo_listener.context(maker.path, maker.client("proxy")))
         assert (await echo(reader, writer)).endswith("True True")
-        bare = await site.connect(site.context(maker.path))
+        bare = await echo_listener.connect(echo_listener.context(maker.path))
         assert (await echo(*bare)).endswith("True False")
-        site.web = replace(web, proxy_ca="")
+        echo_listener.web = replace(web, proxy_ca="")
         assert (await echo(reader, writer)).endswith("True False")
         for each in (writer, bare[1]):
             each.close()
@@ -248,29 +248,29 @@ async def test_a_certificate_of_the_proxies_authority_makes_a_proxy_until_the_se
 
 async def test_a_certificate_of_another_authority_is_refused(maker: CertificateMaker, tmp_path: Path) -> None:
     stranger = CertificateMaker(tmp_path, "stranger")
-    async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as site:
-        assert await is_refused(site, site.context(maker.path, stranger.client("proxy")))
-        assert not site.ended.is_set()
+    async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as echo_listener:
+        assert await is_refused(echo_listener, echo_listener.context(maker.path, stranger.client("proxy")))
+        assert not echo_listener.ended.is_set()
 
 
 async def test_a_servers_certificate_of_the_same_authority_makes_no_proxy(maker: CertificateMaker) -> None:
-    async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as site:
-        assert await is_refused(site, site.context(maker.path, maker.server("other")))
-        assert not site.ended.is_set()
+    async with serving(settings(maker.server("server"), proxy_ca=str(maker.path))) as echo_listener:
+        assert await is_refused(echo_listener, echo_listener.context(maker.path, maker.server("other")))
+        assert not echo_listener.ended.is_set()
 
 
 # --- certificates that change ----------------------------------------------------------------------------
 
 
 async def test_new_connections_get_a_new_certificate_and_old_ones_go_on(maker: CertificateMaker) -> None:
-    async with serving(settings(maker.server("server", "localhost", "127.0.0.1"))) as site:
-        context = site.context(maker.path)
-        older = await site.connect(context)
+    async with serving(settings(maker.server("server", "localhost", "127.0.0.1"))) as echo_listener:
+        context = echo_listener.context(maker.path)
+        older = await echo_listener.connect(context)
         before = older[1].get_extra_info("peercert")
         maker.server("server", "localhost", "127.0.0.1")
-        site.listener.reload()
-        await until(lambda: site.listener.certificate is not None)
-        newer = await _until_another(site, context, before)
+        echo_listener.listener.reload()
+        await until(lambda: echo_listener.listener.certificate is not None)
+        newer = await _until_another(echo_listener, context, before)
         assert await echo(*older) == "line 127.0.0.1 True False"
         assert await echo(*newer) == "line 127.0.0.1 True False"
         for _, writer in (older, newer):
@@ -278,11 +278,11 @@ async def test_new_connections_get_a_new_certificate_and_old_ones_go_on(maker: C
 
 
 async def _until_another(
-    site: Site, context: ssl.SSLContext, before: object
+    echo_listener: EchoListener, context: ssl.SSLContext, before: object
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     async with asyncio.timeout(SECONDS):
         while True:
-            reader, writer = await site.connect(context)
+            reader, writer = await echo_listener.connect(context)
             if writer.get_extra_info("peercert") != before:
                 return reader, writer
             writer.close()
@@ -290,32 +290,32 @@ async def _until_another(
 
 async def test_a_bad_certificate_leaves_the_old_one_and_raises_a_trouble(maker: CertificateMaker) -> None:
     pair = maker.server("server")
-    async with serving(settings(pair)) as site:
-        await until(lambda: site.listener.certificate)
+    async with serving(settings(pair)) as echo_listener:
+        await until(lambda: echo_listener.listener.certificate)
         good = pair.key.read_bytes()
         pair.key.write_text("no key")
-        site.listener.reload()
-        await until(lambda: site.troubles.of(PART))
-        assert "cannot be used together" in site.troubles.of(PART)
-        reader, writer = await site.connect(site.context(maker.path))
+        echo_listener.listener.reload()
+        await until(lambda: echo_listener.troubles.of(PART))
+        assert "cannot be used together" in echo_listener.troubles.of(PART)
+        reader, writer = await echo_listener.connect(echo_listener.context(maker.path))
         assert await echo(reader, writer) == "line 127.0.0.1 True False"
         writer.close()
         pair.key.write_bytes(good)
-        site.listener.reload()
-        await until(lambda: not site.troubles.of(PART))
+        echo_listener.listener.reload()
+        await until(lambda: not echo_listener.troubles.of(PART))
 
 
 async def test_a_page_without_a_readable_certificate_waits_for_one(
     maker: CertificateMaker, tmp_path: Path
 ) -> None:
-    missing = Pair(tmp_path / "later.pem", tmp_path / "later.key")
-    async with serving(settings(missing)) as site:
-        await until(lambda: site.troubles.of(PART))
+    missing = KeyPair(tmp_path / "later.pem", tmp_path / "later.key")
+    async with serving(settings(missing)) as echo_listener:
+        await until(lambda: echo_listener.troubles.of(PART))
         with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", site.port)
+            await asyncio.open_connection("127.0.0.1", echo_listener.port)
         maker.server("later")
-        site.listener.reload()
-        reader, writer = await site.connect(site.context(maker.path))
+        echo_listener.listener.reload()
+        reader, writer = await echo_listener.connect(echo_listener.context(maker.path))
         assert await echo(reader, writer) == "line 127.0.0.1 True False"
         writer.close()
 
@@ -333,7 +333,7 @@ async def test_a_page_without_a_readable_certificate_waits_for_one(
     ],
 )
 def test_files_that_cannot_be_used_are_refused_in_a_sentence(
-    maker: CertificateMaker, spoil: Callable[[Pair], object], words: str
+    maker: CertificateMaker, spoil: Callable[[KeyPair], object], words: str
 ) -> None:
     pair = maker.server("server")
     spoil(pair)
@@ -406,14 +406,14 @@ async def test_a_certificate_that_ends_soon_is_used_and_raises_a_trouble(
 
 async def test_connections_beyond_an_addresss_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_listener, "OpenConnections", lambda: OpenConnections(8, 2))
-    async with serving(settings()) as site:
-        two = [await site.connect(None) for _ in range(2)]
+    async with serving(settings()) as echo_listener:
+        two = [await echo_listener.connect(None) for _ in range(2)]
         for each in two:
             await echo(*each)
-        third = await site.connect(None)
+        third = await echo_listener.connect(None)
         async with asyncio.timeout(SECONDS):
             assert await third[0].read() == b""
-        other = await site.connect(None, "127.0.0.2")
+        other = await echo_listener.connect(None, "127.0.0.2")
         assert await echo(*other) == "line 127.0.0.2 False False"
         for _, writer in (*two, third, other):
             writer.close()
@@ -423,11 +423,11 @@ async def test_when_all_are_in_use_the_address_that_has_most_loses_its_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network_listener, "OpenConnections", lambda: OpenConnections(3, 3))
-    async with serving(settings()) as site:
-        three = [await site.connect(None) for _ in range(3)]
+    async with serving(settings()) as echo_listener:
+        three = [await echo_listener.connect(None) for _ in range(3)]
         for each in three:
             await echo(*each)
-        other = await site.connect(None, "127.0.0.2")
+        other = await echo_listener.connect(None, "127.0.0.2")
         assert await echo(*other) == "line 127.0.0.2 False False"
         async with asyncio.timeout(SECONDS):
             assert await three[0][0].read() == b""

@@ -29,7 +29,7 @@ LINK = re.compile(r"https://localhost:(\d+)/login#([\w-]+)")
 REFUSED = "gpushare: the page is not served to the network"
 
 
-class Page:
+class NetworkPage:
     """The page of a daemon on the network, and what sets it up."""
 
     def __init__(self, daemon: DaemonProcess, folder: Path) -> None:
@@ -84,11 +84,11 @@ def ask(
 
 
 @pytest.fixture
-def page(lone_daemon: DaemonProcess, tmp_path: Path) -> Page:
-    return Page(lone_daemon, tmp_path)
+def page(lone_daemon: DaemonProcess, tmp_path: Path) -> NetworkPage:
+    return NetworkPage(lone_daemon, tmp_path)
 
 
-def test_the_page_is_on_the_network_as_long_as_the_settings_say_so(page: Page) -> None:
+def test_the_page_is_on_the_network_as_long_as_the_settings_say_so(page: NetworkPage) -> None:
     refused = page.daemon.gpushare("web", "--link")
     assert refused.returncode != 0
     assert refused.stderr.startswith(REFUSED)
@@ -109,7 +109,7 @@ def test_the_page_is_on_the_network_as_long_as_the_settings_say_so(page: Page) -
     page.set(listens=False)
 
 
-def test_root_has_its_rights_on_the_network_too(page: Page) -> None:
+def test_root_has_its_rights_on_the_network_too(page: NetworkPage) -> None:
     page.set(listens=True)
     cookie = page.log_in(0)
     with page.browser() as browser:
@@ -117,7 +117,7 @@ def test_root_has_its_rights_on_the_network_too(page: Page) -> None:
         assert ask(browser, "POST", "/gpushare.v1.Audit/List", cookie=cookie)[0] == 200
 
 
-def test_a_certificate_that_cannot_be_used_is_a_trouble_of_the_node(page: Page) -> None:
+def test_a_certificate_that_cannot_be_used_is_a_trouble_of_the_node(page: NetworkPage) -> None:
     page.set(listens=True)
     page.pair.key.chmod(0o644)
     page.daemon.signal(signal.SIGHUP)
@@ -127,7 +127,7 @@ def test_a_certificate_that_cannot_be_used_is_a_trouble_of_the_node(page: Page) 
 
 
 @pytest.mark.parametrize("words", [("--port", "8700"), ("--allow-host", "gpu1")])
-def test_a_link_to_the_network_needs_no_port_here(page: Page, words: tuple[str, ...]) -> None:
+def test_a_link_to_the_network_needs_no_port_here(page: NetworkPage, words: tuple[str, ...]) -> None:
     done = page.daemon.gpushare("web", "--link", *words)
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,

@@ -1,5 +1,5 @@
 """Sites that are attacked."""
 
-from tests.web.conftest import play
+from tests.web.conftest import new_site
 
-__all__ = ["play"]
+__all__ = ["new_site"]

@@ -16,10 +16,10 @@ from gpushared.net.http_server import Exchange
 from gpushared.web import network_listener
 from gpushared.web.browser_site import Access
 from gpushared.web.proxy_socket import WARNINGS_BURST
-from tests.web.raw_browser import ADA, SECONDS, Play, request
-from tests.web.test_listeners import OTHER_UID, World, world
+from tests.web.raw_browser import ADA, SECONDS, NewSite, request
+from tests.web.test_listeners import OTHER_UID, PublicSite, public_site
 
-__all__ = ["world"]
+__all__ = ["public_site"]
 
 CONNECTIONS = 30
 REQUESTS = 20
@@ -54,9 +54,9 @@ async def by_proxy(_: Exchange) -> object:
 
 @pytest.mark.parametrize("way", [Access(), Access(address="192.0.2.1"), Access(identify=by_proxy)])  # type: ignore[arg-type]
 async def test_requests_that_are_sent_without_waiting_are_answered_one_in_a_pass(
-    play: Play, way: Access
+    new_site: NewSite, way: Access
 ) -> None:
-    site = play()
+    site = new_site()
     async with AsyncExitStack() as stack:
         browsers = [await stack.enter_async_context(site.connected(way)) for _ in range(CONNECTIONS)]
         with counted() as passes:
@@ -68,17 +68,19 @@ async def test_requests_that_are_sent_without_waiting_are_answered_one_in_a_pass
     assert passes.count >= CONNECTIONS * REQUESTS
 
 
-async def test_connections_begin_tls_one_in_a_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_begin_tls_one_in_a_pass(
+    public_site: PublicSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[int] = []
 
     async def note(sock: socket.socket, _: ssl.SSLContext) -> None:
         begun.append(passes.count)
         raise OSError
 
-    async with world.by_tls():
+    async with public_site.by_tls():
         pass  # it listens
     monkeypatch.setattr(network_listener, "_handshake", note)
-    address = world.web.address
+    address = public_site.web.address
     assert address is not None
     with counted() as passes:
         flood = [socket.create_connection(address) for _ in range(CONNECTIONS)]
@@ -91,14 +93,16 @@ async def test_connections_begin_tls_one_in_a_pass(world: World, monkeypatch: py
 
 
 async def test_strangers_at_the_socket_of_proxies_fill_no_log(
-    world: World, caplog: pytest.LogCaptureFixture
+    public_site: PublicSite, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proxy = world.accounts.callers["www-proxy"]
-    async with world.by_socket() as connection:
-        assert (await connection.ask(world.got("/queue"))).status == 403  # it listens, and names no user
-    world.accounts.callers["www-proxy"] = replace(proxy, uid=OTHER_UID)
+    proxy = public_site.accounts.callers["www-proxy"]
+    async with public_site.by_socket() as connection:
+        assert (
+            await connection.ask(public_site.got("/queue"))
+        ).status == 403  # it listens, and names no user
+    public_site.accounts.callers["www-proxy"] = replace(proxy, uid=OTHER_UID)
     with caplog.at_level(logging.WARNING):
         for _ in range(4 * WARNINGS_BURST):
-            async with world.by_socket() as stranger:
+            async with public_site.by_socket() as stranger:
                 assert await stranger.is_over()
     assert len([one for one in caplog.records if "not served" in one.getMessage()]) == WARNINGS_BURST

@@ -12,7 +12,7 @@ from gpushared.api.v1 import web_pb2
 from gpushared.web.browser_site import Access
 from gpushared.web.logins import CODES_OF_A_USER, MAX_CODES, MAX_SESSIONS, SESSIONS_OF_A_USER, Logins, User
 from gpushared.web.web_service import WebApi
-from tests.web.raw_browser import ADA, EVE, USER, Play, posted, request
+from tests.web.raw_browser import ADA, EVE, USER, NewSite, posted, request
 
 CALL = "/gpushare.v1.Leases/List"
 LOCAL, EVES, NETWORK = Access(caller=ADA), Access(caller=EVE), Access()
@@ -21,9 +21,9 @@ EVE_USER = User(EVE.uid, EVE.gid, EVE.name)
 
 @pytest.mark.parametrize(("way", "network"), [(NETWORK, False), (LOCAL, True), (EVES, False), (EVES, True)])
 async def test_a_code_lets_nobody_in_by_another_way_and_is_used_up(
-    play: Play, way: Access, network: bool
+    new_site: NewSite, way: Access, network: bool
 ) -> None:
-    site = play()
+    site = new_site()
     web = WebApi(site.logins, lambda: "/", lambda: "https://gpu1/")
     link = await web.link(web_pb2.WebLinkRequest(network=network), ADA)
     login = posted("/login", {"code": link.code})
@@ -39,9 +39,9 @@ async def test_a_code_lets_nobody_in_by_another_way_and_is_used_up(
 )
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_a_session_is_refused_on_another_way(
-    play: Play, begun: Access, used: Access, restarts: bool
+    new_site: NewSite, begun: Access, used: Access, restarts: bool
 ) -> None:
-    site = play()
+    site = new_site()
     cookie = await site.log_in(access=begun)
     if restarts:
         site.restart()
@@ -53,8 +53,10 @@ async def test_a_session_is_refused_on_another_way(
 
 
 @pytest.mark.parametrize("eves_way", [EVES, NETWORK])
-async def test_a_cookie_that_another_program_has_set_locks_nobody_out(play: Play, eves_way: Access) -> None:
-    site = play()
+async def test_a_cookie_that_another_program_has_set_locks_nobody_out(
+    new_site: NewSite, eves_way: Access
+) -> None:
+    site = new_site()
     eves, own = await site.log_in(EVE, eves_way), await site.log_in()
     for cookies in (f"{eves}; {own}", f"{own}; {eves}"):
         answer = await site.ask(request("GET", "/session", cookie=cookies))
@@ -64,8 +66,10 @@ async def test_a_cookie_that_another_program_has_set_locks_nobody_out(play: Play
 
 @pytest.mark.parametrize("call", ["Web/Link", "PoolAdmin/CreateApiToken", "PoolAdmin/CreateJoinToken"])
 @pytest.mark.parametrize("way", [LOCAL, NETWORK])
-async def test_a_page_makes_nothing_that_outlives_its_session(play: Play, way: Access, call: str) -> None:
-    site = play()
+async def test_a_page_makes_nothing_that_outlives_its_session(
+    new_site: NewSite, way: Access, call: str
+) -> None:
+    site = new_site()
     cookie = await site.log_in(access=way)
     assert (await site.ask(posted(f"/gpushare.v1.{call}", cookie=cookie), way)).status == 404
     assert site.calls == []
