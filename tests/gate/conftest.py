@@ -17,7 +17,7 @@ from tests.gate.docker import Docker
 from tests.gate.fuzz.recorded_gates import RecordedGates
 from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.people import people
-from tests.gate.serving import ROOT, Served, serving_gate
+from tests.gate.serving import ROOT, ServedSocket, serving_gate
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def each_engine(request: pytest.FixtureRequest, lease_service: FakeLeaseService)
 
 
 @pytest.fixture
-async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[Served]:
+async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[ServedSocket]:
     async with serving_gate(Gate(docker_engine, lease_service), ROOT) as served:
         yield served
 
@@ -49,7 +49,7 @@ def gates() -> Iterator[RecordedGates]:
 
 
 @pytest.fixture
-def docker(served: Served, docker_environment: dict[str, str], busybox_image: str) -> Docker:
+def docker(served: ServedSocket, docker_environment: dict[str, str], busybox_image: str) -> Docker:
     return Docker(served.url, docker_environment, busybox_image)
 
 

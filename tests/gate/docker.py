@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from tests.gate.serving import ALICE, BOB, ROOT, Served, serving_gate
+from tests.gate.serving import ALICE, BOB, ROOT, ServedSocket, serving_gate
 
 
 @dataclass
@@ -59,7 +59,7 @@ class DockerClients:
     """Docker clients of two users and of root before one gate; ``engine`` asks the engine itself."""
 
     gate: Gate
-    served: dict[Caller, Served]
+    served: dict[Caller, ServedSocket]
     alice: Docker
     bob: Docker
     root: Docker

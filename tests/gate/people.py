@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from gpushared.domain.model.request import Caller
 from gpushared.gate.docker_gate import Gate
-from tests.gate.serving import ROOT, Reply, Served, ask, request, serving_gate
+from tests.gate.serving import ROOT, Reply, ServedSocket, ask, request, serving_gate
 
 JSON = "Content-Type: application/json"
 GONE = {"containers": {"force": "1", "v": "1"}, "volumes": {"force": "1"}}
@@ -23,7 +23,7 @@ class Person:
     """Somebody with a socket; what was made is removed at the end, by root."""
 
     caller: Caller
-    served: Served
+    served: ServedSocket
     image: str
     made: list[tuple[str, str]] = field(default_factory=list)
 

@@ -47,7 +47,7 @@ class Connections:
 
 
 @dataclass
-class Served:
+class ServedSocket:
     """An address, and what goes on behind it."""
 
     path: Path
@@ -64,7 +64,7 @@ async def serving(
     caller: Caller = ROOT,
     limits: Limits | None = None,
     is_away: Callable[[], bool] = is_here,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[ServedSocket]:
     """A socket whose every client is ``caller``; no connection may have ended by an error of ours."""
     connections = Connections()
 
@@ -81,7 +81,7 @@ async def serving(
         path = Path(directory) / "s"
         server = await asyncio.start_unix_server(connected, path)
         try:
-            yield Served(path, connections)
+            yield ServedSocket(path, connections)
         finally:
             server.close()
             await connections.close()
@@ -94,7 +94,7 @@ async def serving_gate(
     caller: Caller = ROOT,
     limits: Limits | None = None,
     is_away: Callable[[], bool] = is_here,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[ServedSocket]:
     async with serving(Routes(json=answer_json, docker=gate.handle), caller, limits, is_away) as served:
         yield served
     await gate.close()
@@ -112,7 +112,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def all_gone(served: Served, before: int) -> None:
+async def all_gone(served: ServedSocket, before: int) -> None:
     """Wait until no connection is left, and no more descriptors are open than before."""
     async with asyncio.timeout(30):
         # No event announces that the kernel has closed a descriptor.
@@ -167,7 +167,7 @@ class RawClient:
 
 
 @asynccontextmanager
-async def raw_client(served: Served) -> AsyncIterator[RawClient]:
+async def raw_client(served: ServedSocket) -> AsyncIterator[RawClient]:
     reader, writer = await asyncio.open_unix_connection(served.path)
     try:
         yield RawClient(reader, writer)
@@ -175,7 +175,7 @@ async def raw_client(served: Served) -> AsyncIterator[RawClient]:
         writer.close()
 
 
-async def ask(served: Served, data: bytes) -> Reply:
+async def ask(served: ServedSocket, data: bytes) -> Reply:
     """One request as bytes, and its answer."""
     async with raw_client(served) as client:
         await client.send(data)

@@ -19,7 +19,7 @@ from gpushared.net.limits import Shares, UserLimits
 from gpushared.storage.audit.line import AuditLine
 from tests.gate.docker import Docker
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import ALICE, BOB, ROOT, Served, answer_json, ask, raw_client, request, serving
+from tests.gate.serving import ALICE, BOB, ROOT, ServedSocket, answer_json, ask, raw_client, request, serving
 
 NO_ENGINE = "/nonexistent/docker.sock"
 CHANGES = (
@@ -85,7 +85,7 @@ class Gates:
 
     def __init__(self) -> None:
         self.lines: list[AuditLine] = []
-        self.served: dict[Caller, Served] = {}
+        self.served: dict[Caller, ServedSocket] = {}
 
     async def ask(self, caller: Caller, asked: str, body: bytes = b"", *headers: str) -> int:
         method, target = asked.split(" ", 1)

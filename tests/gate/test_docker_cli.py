@@ -10,7 +10,7 @@ import pytest
 
 from tests.gate.docker import Docker
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import Served, raw_client, request
+from tests.gate.serving import ServedSocket, raw_client, request
 from tests.gate.terminal import terminal
 
 pytestmark = pytest.mark.docker
@@ -181,7 +181,7 @@ async def test_update_and_rename_and_stop_work(docker: Docker, sleeper: str) -> 
 
 
 async def test_an_attach_without_an_upgrade_leaves_http_the_old_way(
-    docker: Docker, served: Served, name: str
+    docker: Docker, served: ServedSocket, name: str
 ) -> None:
     await docker(
         "create", "-i", "--name", name, "--network", "none", docker.image, "sh", "-c", "cat; echo over"

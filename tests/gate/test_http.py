@@ -12,7 +12,7 @@ from gpushared.domain.model.errors import NotFound, PermissionRefused
 from gpushared.net.http_server import Exchange, Limits, Routes, WebReply, WebRequest
 from tests.gate.serving import (
     ALICE,
-    Served,
+    ServedSocket,
     all_gone,
     answer_json,
     ask,
@@ -33,19 +33,19 @@ async def docker_handler(exchange: Exchange) -> None:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ServedSocket]:
     limits = Limits(head_bytes=4096, head_seconds=0.2, json_body_bytes=100, body_seconds=0.2)
     async with serving(Routes(json=answer_json, docker=docker_handler), ALICE, limits) as served:
         yield served
 
 
-async def test_a_unary_call_gets_its_path_its_body_and_its_caller(served: Served) -> None:
+async def test_a_unary_call_gets_its_path_its_body_and_its_caller(served: ServedSocket) -> None:
     reply = await ask(served, request("POST", f"{CALL}?x=1", b"{}"))
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert json.loads(reply.body) == {"path": CALL, "uid": 1000, "body": "{}"}
 
 
-async def test_one_connection_serves_many_requests_of_both_kinds(served: Served) -> None:
+async def test_one_connection_serves_many_requests_of_both_kinds(served: ServedSocket) -> None:
     async with raw_client(served) as client:
         for number in range(5):
             await client.send(request("POST", CALL, str(number).encode()))
@@ -54,14 +54,14 @@ async def test_one_connection_serves_many_requests_of_both_kinds(served: Served)
             assert json.loads((await client.reply()).body)["target"] == f"/{number}"
 
 
-async def test_pipelined_requests_are_answered_in_their_order(served: Served) -> None:
+async def test_pipelined_requests_are_answered_in_their_order(served: ServedSocket) -> None:
     async with raw_client(served) as client:
         await client.send(b"".join(request("POST", CALL, str(number).encode()) for number in range(50)))
         bodies = [json.loads((await client.reply()).body)["body"] for _ in range(50)]
     assert bodies == [str(number) for number in range(50)]
 
 
-async def test_a_request_may_arrive_byte_by_byte(served: Served) -> None:
+async def test_a_request_may_arrive_byte_by_byte(served: ServedSocket) -> None:
     async with raw_client(served) as client:
         for byte in request("POST", CALL, b"ab"):
             await client.send(bytes([byte]))
@@ -69,12 +69,12 @@ async def test_a_request_may_arrive_byte_by_byte(served: Served) -> None:
         assert json.loads((await client.reply()).body)["body"] == "ab"
 
 
-async def test_a_chunked_body_is_the_same_body(served: Served) -> None:
+async def test_a_chunked_body_is_the_same_body(served: ServedSocket) -> None:
     chunked = request("POST", CALL, b"", "Transfer-Encoding: chunked") + b"1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n"
     assert json.loads((await ask(served, chunked)).body)["body"] == "abc"
 
 
-async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(served: Served) -> None:
+async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(served: ServedSocket) -> None:
     async with raw_client(served) as client:
         await client.send(request("POST", "/x", b"", "Content-Length: 2", "Expect: 100-continue"))
         assert await client.head() == (100, {})
@@ -107,12 +107,12 @@ async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(served: Ser
     ],
 )
 async def test_what_is_no_proper_request_is_refused_and_never_handled(
-    served: Served, raw: bytes, status: int
+    served: ServedSocket, raw: bytes, status: int
 ) -> None:
     assert (await ask(served, raw)).status == status
 
 
-async def test_what_follows_a_refused_request_is_not_read_as_another(served: Served) -> None:
+async def test_what_follows_a_refused_request_is_not_read_as_another(served: ServedSocket) -> None:
     smuggled = request("POST", CALL, b"hidden")
     async with raw_client(served) as client:
         framed = request("POST", "/x", b"", "Content-Length: 1", "Transfer-Encoding: chunked")
@@ -121,13 +121,13 @@ async def test_what_follows_a_refused_request_is_not_read_as_another(served: Ser
         assert await client.reader.read() == b""
 
 
-async def test_a_slow_head_and_a_slow_body_are_given_up(served: Served) -> None:
+async def test_a_slow_head_and_a_slow_body_are_given_up(served: ServedSocket) -> None:
     for begun in (b"GET / HT", request("POST", CALL, b"", "Content-Length: 5") + b"ab"):
         reply = await ask(served, begun)
         assert reply.status == 408
 
 
-async def test_a_body_that_nobody_reads_does_not_become_the_next_request(served: Served) -> None:
+async def test_a_body_that_nobody_reads_does_not_become_the_next_request(served: ServedSocket) -> None:
     async with raw_client(served) as client:
         await client.send(
             request("POST", "/unread", b"", "Content-Length: 100") + request("POST", CALL, b"x")
@@ -267,7 +267,7 @@ async def test_a_client_that_hangs_up_behind_much_that_nobody_reads_is_not_worke
             await ended.wait()
 
 
-async def test_no_descriptor_and_no_task_outlives_a_connection(served: Served) -> None:
+async def test_no_descriptor_and_no_task_outlives_a_connection(served: ServedSocket) -> None:
     before = descriptors()
     for raw in (b"", b"GET", b"GET / HTTP/1.1\r\n", request("POST", CALL, b"", "Content-Length: 9") + b"x"):
         for _ in range(10):

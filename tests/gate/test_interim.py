@@ -19,7 +19,7 @@ from tests.gate.lease_services import FakeLeaseService, facts
 from tests.gate.serving import (
     ROOT,
     RawClient,
-    Served,
+    ServedSocket,
     answer_json,
     raw_client,
     request,
@@ -34,7 +34,7 @@ CREATED, NOTHING, CONTINUE, BAD, GONE = 201, 204, 100, 400, 503
 
 
 @pytest.fixture
-async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[Served]:
+async def served(lease_service: FakeLeaseService, docker_engine: str) -> AsyncIterator[ServedSocket]:
     async with serving_gate(Gate(docker_engine, lease_service), ROOT, SHORT) as served:
         yield served
 
@@ -71,7 +71,7 @@ async def statuses(client: RawClient) -> list[int]:
     ],
 )
 async def test_who_waits_hears_so_but_no_program_in_go_and_no_proxy_of_old(
-    served: Served,
+    served: ServedSocket,
     lease_service: FakeLeaseService,
     busybox_image: str,
     headers: list[str],
@@ -136,7 +136,7 @@ async def test_who_hears_nothing_more_after_a_hundred_is_answered_all_the_same(
 
 
 async def test_who_goes_away_while_told_to_wait_leaves_the_queue(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
@@ -178,7 +178,7 @@ async def test_a_create_that_has_its_lease_goes_on_whether_or_not_its_client_can
 
 
 async def test_what_floods_behind_a_request_that_waits_hides_no_client_that_is_gone(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     """Its end would stand behind what nobody reads."""
     lease_service.has_capacity.clear()
@@ -192,7 +192,7 @@ async def test_what_floods_behind_a_request_that_waits_hides_no_client_that_is_g
 
 
 async def test_what_is_refused_after_a_wait_is_refused_in_the_usual_words(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     lease_service.has_capacity.clear()
     async with raw_client(served) as client, asyncio.timeout(30):
@@ -222,7 +222,7 @@ async def test_the_docker_cli_and_compose_are_known_for_what_they_are(
 
 
 async def test_the_docker_sdk_waits_longer_than_its_timeout(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     lease_service.has_capacity.clear()
 

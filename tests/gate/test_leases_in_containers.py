@@ -23,7 +23,7 @@ from gpushared.ports import EditMount
 from tests.bed.fixtures import CdiEngine
 from tests.gate.docker import Docker
 from tests.gate.lease_services import GPU, FakeLeaseService, edits, facts
-from tests.gate.serving import ROOT, Served, raw_client, request, serving_gate
+from tests.gate.serving import ROOT, ServedSocket, raw_client, request, serving_gate
 
 pytestmark = pytest.mark.docker
 
@@ -230,7 +230,7 @@ async def test_a_lease_that_nobody_knows_of_is_released_when_the_create_fails(
 
 
 async def test_a_client_that_gives_up_waiting_leaves_the_queue(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     lease_service.has_capacity.clear()
     body = json.dumps({"Image": busybox_image, "Labels": {"gpushare.gpu": "1"}}).encode()
@@ -295,7 +295,7 @@ async def test_a_removal_without_force_ends_nothing_and_needs_no_word(
     assert lease_service.calls == []
 
 
-async def test_devices_cannot_be_changed_by_an_update(served: Served, sleeper: str) -> None:
+async def test_devices_cannot_be_changed_by_an_update(served: ServedSocket, sleeper: str) -> None:
     body = json.dumps({"Devices": [{"PathOnHost": "/dev/zero"}]}).encode()
     async with raw_client(served) as client:
         await client.send(request("POST", f"/containers/{sleeper}/update", body))
@@ -314,7 +314,7 @@ async def test_an_exec_has_the_leases_variables_whatever_its_own_are(docker: Doc
 
 
 async def test_the_python_sdk_gets_a_lease_for_a_device_request(
-    served: Served, lease_service: FakeLeaseService, busybox_image: str
+    served: ServedSocket, lease_service: FakeLeaseService, busybox_image: str
 ) -> None:
     def run() -> bytes:
         client = docker_sdk.DockerClient(served.url)

@@ -26,7 +26,7 @@ from tests.gate.serving import (
     ALICE,
     ROOT,
     RawClient,
-    Served,
+    ServedSocket,
     all_gone,
     ask,
     descriptors,
@@ -81,7 +81,7 @@ async def engine() -> AsyncIterator[Recorder]:
 
 
 @pytest.fixture
-async def served(engine: Recorder) -> AsyncIterator[Served]:
+async def served(engine: Recorder) -> AsyncIterator[ServedSocket]:
     async with serving_gate(Gate(engine.path, FakeLeaseService()), ROOT) as served:
         yield served
 
@@ -107,7 +107,7 @@ def chunked(target: str, body: bytes) -> bytes:
     ],
 )
 async def test_the_same_create_in_other_words_reaches_the_engine_as_the_same_bytes(
-    engine: Recorder, served: Served, raw: bytes
+    engine: Recorder, served: ServedSocket, raw: bytes
 ) -> None:
     assert (await ask(served, raw)).status == 201
     head, _, body = engine.got[-1].partition(b"\r\n\r\n")
@@ -143,14 +143,14 @@ async def test_the_same_create_in_other_words_reaches_the_engine_as_the_same_byt
     ],
 )
 async def test_a_path_that_is_on_no_list_never_reaches_the_engine(
-    engine: Recorder, served: Served, target: str
+    engine: Recorder, served: ServedSocket, target: str
 ) -> None:
     reply = await ask(served, request("POST", target, BODY))
     assert reply.status in {400, 403}
     assert engine.got == []
 
 
-async def test_headers_of_the_clients_connection_stay_with_it(engine: Recorder, served: Served) -> None:
+async def test_headers_of_the_clients_connection_stay_with_it(engine: Recorder, served: ServedSocket) -> None:
     engine.answer = b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     own = ("Upgrade: h2c", "Connection: Upgrade, X-Own", "TE: trailers", "X-Registry-Auth: kept")
     reply = await ask(served, request("GET", "/version", b"", *own))
@@ -162,7 +162,7 @@ async def test_headers_of_the_clients_connection_stay_with_it(engine: Recorder, 
 
 
 async def test_headers_that_the_client_calls_its_connections_stay_with_it_but_for_the_bodys_frame(
-    engine: Recorder, served: Served
+    engine: Recorder, served: ServedSocket
 ) -> None:
     own = ("Connection: X-Own, Content-Length", "X-Own: secret", "Content-Type: application/x-tar")
     await ask(served, request("POST", "/images/load", b"tar", *own))
@@ -183,14 +183,14 @@ async def test_headers_that_the_client_calls_its_connections_stay_with_it_but_fo
     ],
 )
 async def test_a_body_of_a_type_that_the_engine_would_read_otherwise_is_refused(
-    engine: Recorder, served: Served, target: str, kind: str
+    engine: Recorder, served: ServedSocket, target: str, kind: str
 ) -> None:
     reply = await ask(served, request("POST", target, BODY, f"Content-Type: {kind}"))
     assert (reply.status, "a body of the type" in reply.message) == (400, True)
     assert engine.got == []
 
 
-async def test_the_refusal_of_a_request_without_a_body_in_its_answer_has_none(served: Served) -> None:
+async def test_the_refusal_of_a_request_without_a_body_in_its_answer_has_none(served: ServedSocket) -> None:
     """A HEAD that breaks HTTP is answered by a head alone, and the connection ends in order."""
     async with raw_client(served) as client:
         await client.send(b"HEAD / HTTP/1.2\r\nHost: x\r\n\r\n")
@@ -198,7 +198,9 @@ async def test_the_refusal_of_a_request_without_a_body_in_its_answer_has_none(se
         assert await client.reader.read() == b""
 
 
-async def test_a_refused_upgrade_leaves_the_connection_to_http(engine: Recorder, served: Served) -> None:
+async def test_a_refused_upgrade_leaves_the_connection_to_http(
+    engine: Recorder, served: ServedSocket
+) -> None:
     engine.answer = BUSY
     upgrade = request("POST", "/containers/x/attach?stream=1", b"", "Upgrade: tcp", "Connection: Upgrade")
     smuggled = request("POST", "/swarm/init", b"{}")
@@ -219,7 +221,7 @@ async def test_a_refused_upgrade_leaves_the_connection_to_http(engine: Recorder,
     ],
 )
 async def test_http2_is_asked_for_where_builders_speak_it_and_nowhere_else(
-    engine: Recorder, served: Served, target: str, asked: str, sent: bytes
+    engine: Recorder, served: ServedSocket, target: str, asked: str, sent: bytes
 ) -> None:
     engine.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     own = (f"Upgrade: {asked}", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAMAAABk")
@@ -230,7 +232,7 @@ async def test_http2_is_asked_for_where_builders_speak_it_and_nowhere_else(
 
 
 async def test_a_hijacked_stream_goes_both_ways_and_its_half_close_is_passed_on(
-    engine: Recorder, served: Served
+    engine: Recorder, served: ServedSocket
 ) -> None:
     engine.answer = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nearly"
     engine.then_close = False
@@ -251,14 +253,16 @@ async def test_an_engine_that_is_away_is_named(tmp_path: Path) -> None:
     assert f"the Docker engine does not answer on {tmp_path}/none" in reply.message
 
 
-async def test_an_engine_that_hangs_up_without_an_answer_is_told(engine: Recorder, served: Served) -> None:
+async def test_an_engine_that_hangs_up_without_an_answer_is_told(
+    engine: Recorder, served: ServedSocket
+) -> None:
     engine.answer = b""
     reply = await ask(served, request("GET", "/version"))
     assert reply.status == 503
     assert "broke off its answer" in reply.message
 
 
-async def test_an_answer_that_breaks_off_is_seen_to_break_off(engine: Recorder, served: Served) -> None:
+async def test_an_answer_that_breaks_off_is_seen_to_break_off(engine: Recorder, served: ServedSocket) -> None:
     engine.answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
     async with raw_client(served) as client:
         await client.send(request("GET", "/version"))
@@ -266,7 +270,9 @@ async def test_an_answer_that_breaks_off_is_seen_to_break_off(engine: Recorder, 
             await client.reply()
 
 
-async def test_an_early_answer_reaches_a_client_that_still_sends(engine: Recorder, served: Served) -> None:
+async def test_an_early_answer_reaches_a_client_that_still_sends(
+    engine: Recorder, served: ServedSocket
+) -> None:
     engine.answer = BUSY
     head = request("PUT", "/containers/x/archive?path=/", b"", "Transfer-Encoding: chunked")
     async with raw_client(served) as client:
@@ -303,7 +309,7 @@ UPGRADE = ("Upgrade: tcp", "Connection: Upgrade")
 )
 @pytest.mark.parametrize("half_closed", [False, True])
 async def test_a_client_that_vanishes_takes_its_engine_connection_with_it(
-    engine: Recorder, served: Served, raw: bytes, answer: bytes, half_closed: bool
+    engine: Recorder, served: ServedSocket, raw: bytes, answer: bytes, half_closed: bool
 ) -> None:
     """Nothing is left of it: no connection, no task, no descriptor."""
     engine.answer, engine.then_close = answer, False

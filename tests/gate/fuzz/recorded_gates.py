@@ -14,7 +14,7 @@ from gpushared.storage.audit.line import AuditLine
 from tests.gate.fuzz.recording import Recorder, recording
 from tests.gate.fuzz.rig import Rig
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import ALICE, ROOT, Served, raw_client, serving_gate
+from tests.gate.serving import ALICE, ROOT, ServedSocket, raw_client, serving_gate
 
 LIMITS = Limits(head_seconds=0.3, body_seconds=0.3)
 ANSWER_SECONDS = 20
@@ -72,7 +72,7 @@ class RecordedGates(Rig):
         self._outcome = Outcome()
         self._recorder = Recorder()
         self.lease_service = FakeLeaseService()
-        self._served: dict[Caller, Served] = {}
+        self._served: dict[Caller, ServedSocket] = {}
 
     def talk(self, raw: bytes, caller: Caller) -> Outcome:
         """Send ``raw`` and no more; what came of it."""

@@ -17,7 +17,7 @@ from tests.gate.fuzz import wire
 from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.fuzz.tap import tapping
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import ALICE, ROOT, Reply, Served, ask, request, serving_gate
+from tests.gate.serving import ALICE, ROOT, Reply, ServedSocket, ask, request, serving_gate
 
 HARMLESS: dict[str, Any] = {
     "Memory": 64 << 20,
@@ -132,7 +132,7 @@ class TappedGates(Rig):
     def __init__(self, engine: str, image: str) -> None:
         super().__init__()
         self._engine, self._image = engine, image
-        self._served: dict[Caller, Served] = {}
+        self._served: dict[Caller, ServedSocket] = {}
 
     def create(self, body: bytes, caller: Caller) -> tuple[Reply, Any, Any]:
         """The answer, the body that the engine got and the container that it made; None without."""

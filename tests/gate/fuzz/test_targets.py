@@ -15,7 +15,7 @@ from gpushared.gate.api.routes import parse_target
 from gpushared.gate.docker_gate import Gate
 from tests.gate.fuzz.rig import Rig, fuzzed
 from tests.gate.lease_services import FakeLeaseService
-from tests.gate.serving import ROOT, Connections, Reply, Served, ask, request, serving_gate
+from tests.gate.serving import ROOT, Connections, Reply, ServedSocket, ask, request, serving_gate
 
 NAME = "fuzzed-nobody"
 """Nothing is called so: whatever is asked of it changes nothing."""
@@ -87,7 +87,7 @@ class GateAndEngine(Rig):
     async def open(self) -> None:
         serving = serving_gate(Gate(self._engine, FakeLeaseService()), ROOT)
         self._gate = await self.stack.enter_async_context(serving)
-        self._direct = Served(Path(self._engine), Connections())
+        self._direct = ServedSocket(Path(self._engine), Connections())
 
     def both(self, method: str, target: str) -> tuple[Reply, Reply]:
         """What the gate answers, and what the engine itself does."""

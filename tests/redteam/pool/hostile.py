@@ -22,7 +22,7 @@ from gpushared.pool.trust.authority import new_key
 from tests.pool.processes import POOL
 from tests.redteam.pool.honest import INVENTORY, NODE, PERSON, RUNNING_JOB, SENT_KEPT, submit_request
 from tests.redteam.pool.lab import CALLS
-from tests.redteam.pool.messages import TEXTS, Known, altered, messages, wires
+from tests.redteam.pool.messages import TEXTS, AttackerKnowledge, altered, messages, wires
 
 MEMBERS = 8
 """Each may say 60 hellos in a row, and then one a second."""
@@ -111,11 +111,11 @@ WORDS = [
 ]
 
 
-def known() -> Known:
+def known() -> AttackerKnowledge:
     honest: dict[str, list[Message]] = {}
     for message in HONEST:
         honest.setdefault(message.DESCRIPTOR.full_name, []).append(message)
-    return Known(honest, WORDS)
+    return AttackerKnowledge(honest, WORDS)
 
 
 KNOWN = known()

@@ -58,7 +58,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class Known:
+class AttackerKnowledge:
     """What an attacker knows: honest messages by the names of their types, and words of the pool."""
 
     honest: Mapping[str, Sequence[Message]]
@@ -66,7 +66,7 @@ class Known:
 
 
 @st.composite
-def wires(draw: st.DrawFn, kind: type[Message], known: Known) -> bytes:
+def wires(draw: st.DrawFn, kind: type[Message], known: AttackerKnowledge) -> bytes:
     """Draw the bytes of a message, or what stands in its place."""
     wire = draw(messages(kind, known)).SerializeToString()
     match draw(st.sampled_from(["whole", "whole", "not UTF-8", "unknown", "doubled", "cut", "noise"])):
@@ -84,7 +84,7 @@ def wires(draw: st.DrawFn, kind: type[Message], known: Known) -> bytes:
 
 
 @st.composite
-def messages(draw: st.DrawFn, kind: type[Message], known: Known) -> Message:
+def messages(draw: st.DrawFn, kind: type[Message], known: AttackerKnowledge) -> Message:
     """Draw a message of the type, of which some fields are odd."""
     honest = known.honest.get(kind.DESCRIPTOR.full_name, ())
     message = kind()
@@ -93,7 +93,7 @@ def messages(draw: st.DrawFn, kind: type[Message], known: Known) -> Message:
     return message
 
 
-def spoil(draw: st.DrawFn, message: Message, known: Known) -> None:
+def spoil(draw: st.DrawFn, message: Message, known: AttackerKnowledge) -> None:
     """Set some fields of a message, and of the messages in it, to odd values; leave others out."""
     fields = [*(field for field, _ in message.ListFields() for _ in range(3)), *message.DESCRIPTOR.fields]
     if not fields:
@@ -111,7 +111,7 @@ def spoil(draw: st.DrawFn, message: Message, known: Known) -> None:
             setattr(message, field.name, draw(_values(field, known, getattr(message, field.name))))
 
 
-def _spoil_list(draw: st.DrawFn, message: Message, field: FieldDescriptor, known: Known) -> None:
+def _spoil_list(draw: st.DrawFn, message: Message, field: FieldDescriptor, known: AttackerKnowledge) -> None:
     values = getattr(message, field.name)
     before = list(values)
     if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -125,7 +125,7 @@ def _spoil_list(draw: st.DrawFn, message: Message, field: FieldDescriptor, known
     values.extend([one] * times)
 
 
-def _values(field: FieldDescriptor, known: Known, before: Any) -> st.SearchStrategy[Any]:
+def _values(field: FieldDescriptor, known: AttackerKnowledge, before: Any) -> st.SearchStrategy[Any]:
     """Strategy of values of a field that holds no message."""
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_BOOL:
@@ -140,7 +140,7 @@ def _values(field: FieldDescriptor, known: Known, before: Any) -> st.SearchStrat
     return st.sampled_from([number for number in WHOLE if least <= number <= most])
 
 
-def texts(known: Known, before: str) -> st.SearchStrategy[str]:
+def texts(known: AttackerKnowledge, before: str) -> st.SearchStrategy[str]:
     """Strategy of odd texts, of words that the pool knows, and of one behind the other."""
     word, odd = st.sampled_from([*known.words, before]), st.sampled_from(TEXTS)
     behind = st.tuples(st.just(before), odd).map("".join)

@@ -18,7 +18,7 @@ ASKED: Final = """
 """
 
 
-class Same(NamedTuple):
+class SameTable(NamedTuple):
     """A table of a page, the command that shows the same, and which column is which, where names differ."""
 
     path: str
@@ -36,13 +36,13 @@ def named(*columns: str, **others: str) -> dict[str, str]:
 
 # Without what grows as time passes: the forms of those figures are compared in `tests/web/test_page_words.py`.
 SAME: Final = {
-    "leases": Same(
+    "leases": SameTable(
         "",
         "Who has what",
         ("ps",),
         named("lease", "user", "state", "gpu", "share", "memory", "wall", "name", "image"),
     ),
-    "history": Same(
+    "history": SameTable(
         "history",
         "The leases that are over",
         ("history",),
@@ -51,13 +51,13 @@ SAME: Final = {
             **{"GPU hours": "gpu-hours", "mean use": "mean-use"},
         ),
     ),
-    "idle": Same(
+    "idle": SameTable(
         "idle",
         "Leases that hold GPUs now and run no kernel",
         ("idle",),
         named("lease", "user", "gpu", "share", "memory", "since", "project", "name", "next"),
     ),
-    "audit": Same(
+    "audit": SameTable(
         "audit",
         "Changes and refusals",
         ("audit", "--limit", "20"),
@@ -67,7 +67,7 @@ SAME: Final = {
 
 
 @pytest.mark.parametrize("same", SAME.values(), ids=SAME)
-async def test_a_table_has_the_cells_of_its_command(same: Same, world: World, admin: Visitor) -> None:
+async def test_a_table_has_the_cells_of_its_command(same: SameTable, world: World, admin: Visitor) -> None:
     await admin.go(same.path)
     told = world.table(*same.command, columns=list(same.columns.values()))
     assert told
