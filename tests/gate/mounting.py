@@ -70,17 +70,17 @@ class Holding:
         assert await self.names() == []
 
 
-async def names(engine: EngineSocket, pins: HeldMounts) -> list[str]:
+async def names(engine: EngineSocket, held_mounts: HeldMounts) -> list[str]:
     """Return the names of the held mounts, as the engine's mounts show them."""
     table = Path(f"/proc/{await engine.peer_pid()}/mountinfo").read_text().splitlines()
     points = [line.split()[4] for line in table]
-    beginning = f"{ROOT}/{pins.beginning}"
+    beginning = f"{ROOT}/{held_mounts.beginning}"
     return sorted({point.split("/")[3] for point in points if point.startswith(beginning)})
 
 
-async def lose(engine: EngineSocket, *pins: str) -> None:
+async def lose(engine: EngineSocket, *held_mounts: str) -> None:
     """These mounts go, as all do at a reboot, and no daemon notices."""
-    order = {"deed": "drop", "names": pins, "root": ROOT}
+    order = {"deed": "drop", "names": held_mounts, "root": ROOT}
     await run_helper({**order, "engine": await engine.peer_pid()})
 
 

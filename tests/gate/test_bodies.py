@@ -1,4 +1,4 @@
-"""Parsing, wishes and injection as pure cases: a body before, a body after."""
+"""Parsing, GPU requests and injection as pure cases: a body before, a body after."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_target_that_was_judged_reads_the_same_when_it_is_sent(
     assert list(target.query) == query
 
 
-# --- wishes --------------------------------------------------------------------------------------------
+# --- GPU requests ------------------------------------------------------------------------------------------
 
 GPUS = {"Driver": "", "Count": 2, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
 HINTS = [
@@ -216,7 +216,7 @@ def cdi(*names: str) -> dict[str, Any]:
     return {"HostConfig": {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": list(names)}]}}
 
 
-WISHES: list[tuple[dict[str, Any], object]] = [
+GPU_REQUESTS: list[tuple[dict[str, Any], object]] = [
     ({}, None),
     ({"Labels": None, "HostConfig": None}, None),
     ({"Labels": {"mine": "1"}}, None),
@@ -271,7 +271,7 @@ WISHES: list[tuple[dict[str, Any], object]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "gpu_request"), WISHES)
+@pytest.mark.parametrize(("body", "gpu_request"), GPU_REQUESTS)
 def test_a_wish_is_found_and_taken_out(body: dict[str, Any], gpu_request: object) -> None:
     left = copy.deepcopy(body)
     assert take_gpu_request(left) == gpu_request

@@ -55,8 +55,8 @@ def body_of(*mounts: dict[str, Any], env: tuple[str, ...] = (), **host: object) 
 
 def put(body: dict[str, Any], *, image_env: tuple[str, ...] = (), caller: Caller = ALICE) -> dict[str, str]:
     binds = [mount for mount in body["HostConfig"]["Mounts"] if mount["Type"] == "bind"]
-    wishes = [NeededPath(each["Source"], not each["ReadOnly"]) for each in binds]
-    return put_home(body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), wishes, wishes)
+    needed_paths = [NeededPath(each["Source"], not each["ReadOnly"]) for each in binds]
+    return put_home(body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), needed_paths, needed_paths)
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ LEASED_NODES = (
     DeviceNode("/dev/nvidia-uvm", 510, 0),
     DeviceNode("/dev/dri/renderD128", 226, 128),
 )
-PINNED = "/run/gpushare-pins/abc-1/0"
+HELD_PATH = "/run/gpushare-pins/abc-1/0"
 LEASE_DIRECTORY = "/run/gpushare/leases/l-1"
-DESCRIPTION = EngineDescription({}, groups=frozenset({1001, 20}), binds=(PINNED,))
+DESCRIPTION = EngineDescription({}, groups=frozenset({1001, 20}), binds=(HELD_PATH,))
 PLAIN = Reality(
     ContainerId("c" * 64), "box", 100, 5, DESCRIPTION, MACHINE, frozenset({OWNER}), frozenset({1001, 20}), 0,
     no_new_privileges=True, seccomp=True, maps_users=False, host_namespaces=frozenset({"user", "cgroup"}),
@@ -45,7 +45,7 @@ LEASED = replace(
     described=replace(
         DESCRIPTION,
         device_requests=("gpushare.io/lease=l-1", "nvidia.com/gpu=GPU-1"),
-        binds=(PINNED, LEASE_DIRECTORY),
+        binds=(HELD_PATH, LEASE_DIRECTORY),
     ),
     nodes=(*PLAIN_NODES, *LEASED_NODES),
     rules=(*PLAIN_RULES, DeviceRule("c", 195, 3, "rw"), DeviceRule("c", 510, None, "rw")),

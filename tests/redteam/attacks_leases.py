@@ -185,7 +185,7 @@ for secret, number, rest in names:
 
 
 def flood_of_requests(machine: AttackedMachine) -> Response:
-    """Many wishes of one user's; whoever asks after them still gets what is free."""
+    """Many requests of one user's; whoever asks after them still gets what is free."""
     for _ in range(60):
         machine.ask("POST", "/gpushare.v1.Leases/Request", b'{"gpu": "2"}')
     lease = machine.daemon.request("0.1", uid=VICTIM)
