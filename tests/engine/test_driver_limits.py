@@ -27,8 +27,8 @@ from gpushared.sharing.mps import MpsSharing
 from tests.bed.engine import UnifiedEngine
 from tests.bed.parts import BUSYBOX_IMAGE
 from tests.engine.containers import unique_name
+from tests.gpus.drivers import close_and_join
 from tests.gpus.fake_nvml import STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
-from tests.gpus.worlds import close_and_join
 from tests.sharing.cgroups import real_root
 from tests.sharing.samples import FIRST, GPUS, grant, lease
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.bed import parts
+from tests.gpus.drivers import Driver, FakeNvmlDriver, PlayableDriver, RealDriver, SimulatedDriver
 from tests.gpus.fake_nvml import OLD_DRIVER, STATE_VARIABLE, FakeGpu, FakeMachine, fake_nvml_library
-from tests.gpus.worlds import FakeWorld, PlayableWorld, RealWorld, SimulatedWorld, World
 
 
 @pytest.fixture(scope="session")
@@ -29,35 +29,35 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 
 @pytest.fixture
-async def fake(library: Path, machine: FakeMachine) -> AsyncIterator[FakeWorld]:
-    world = FakeWorld(library, machine)
-    yield world
-    await world.close()
+async def fake(library: Path, machine: FakeMachine) -> AsyncIterator[FakeNvmlDriver]:
+    driver = FakeNvmlDriver(library, machine)
+    yield driver
+    await driver.close()
 
 
 @pytest.fixture(params=["simulated", "fake", pytest.param("real", marks=pytest.mark.gpu)])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """Every machine there is."""
-    made: World = _real() if request.param == "real" else _playable(request.param, request)
+async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
+    """Every driver there is."""
+    made: Driver = _real() if request.param == "real" else _playable(request.param, request)
     yield made
     await made.close()
 
 
 @pytest.fixture(params=["simulated", "fake"])
-async def playable(request: pytest.FixtureRequest) -> AsyncIterator[PlayableWorld]:
-    """Machines whose driver the test plays."""
+async def playable(request: pytest.FixtureRequest) -> AsyncIterator[PlayableDriver]:
+    """Drivers that the test plays."""
     made = _playable(request.param, request)
     yield made
     await made.close()
 
 
-def _real() -> RealWorld:
+def _real() -> RealDriver:
     if not parts.has_driver():
         pytest.skip("no NVIDIA driver is loaded here")
-    return RealWorld()
+    return RealDriver()
 
 
-def _playable(kind: str, request: pytest.FixtureRequest) -> PlayableWorld:
+def _playable(kind: str, request: pytest.FixtureRequest) -> PlayableDriver:
     if kind == "simulated":
-        return SimulatedWorld()
-    return FakeWorld(request.getfixturevalue("library"), request.getfixturevalue("machine"))
+        return SimulatedDriver()
+    return FakeNvmlDriver(request.getfixturevalue("library"), request.getfixturevalue("machine"))

@@ -7,22 +7,22 @@ import pytest
 from gpushared.domain.model.errors import GpusUnavailable
 from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_settings import NvmlComputeModes
+from tests.gpus.drivers import FakeNvmlDriver
 from tests.gpus.fake_nvml import FakeGpu
-from tests.gpus.worlds import FakeWorld
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
 EXCLUSIVE_PROCESS = 3
 
 
 @pytest.fixture
-def modes(fake: FakeWorld) -> NvmlComputeModes:
+def modes(fake: FakeNvmlDriver) -> NvmlComputeModes:
     """One GPU with compute modes, and one without."""
     fake.machine.gpus = [FakeGpu("GPU-a", compute_mode=0), FakeGpu("GPU-b")]
     fake.machine.write()
     return NvmlComputeModes(fake.open())
 
 
-async def test_a_mode_that_was_set_is_read_back(modes: NvmlComputeModes, fake: FakeWorld) -> None:
+async def test_a_mode_that_was_set_is_read_back(modes: NvmlComputeModes, fake: FakeNvmlDriver) -> None:
     assert await modes.compute_mode(A) == 0
     await modes.set_compute_mode(A, EXCLUSIVE_PROCESS)
     assert await modes.compute_mode(A) == EXCLUSIVE_PROCESS
@@ -36,7 +36,7 @@ async def test_a_gpu_without_modes_tells_none_and_takes_none(modes: NvmlComputeM
 
 
 async def test_without_the_right_to_set_modes_nothing_is_set(
-    modes: NvmlComputeModes, fake: FakeWorld
+    modes: NvmlComputeModes, fake: FakeNvmlDriver
 ) -> None:
     fake.machine.unprivileged = True
     fake.machine.write()

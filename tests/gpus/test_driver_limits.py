@@ -11,8 +11,8 @@ import pytest
 from gpushared.domain.model.errors import GpusUnavailable, TimedOut
 from gpushared.domain.model.gpu import GpuId
 from gpushared.gpus.nvml_settings import TRIAL_CGROUP, NvmlMemoryLimits
+from tests.gpus.drivers import FakeNvmlDriver
 from tests.gpus.fake_nvml import NO_MEMORY_LIMITS, FakeMachine, fake_nvml_library
-from tests.gpus.worlds import FakeWorld
 
 GPU = GpuId("GPU-fake-a")
 GIB = 2**30
@@ -34,7 +34,7 @@ def cgroups(tmp_path: Path, machine: FakeMachine) -> Path:
 
 
 @pytest.fixture
-def limits(fake: FakeWorld, cgroups: Path) -> NvmlMemoryLimits:
+def limits(fake: FakeNvmlDriver, cgroups: Path) -> NvmlMemoryLimits:
     return NvmlMemoryLimits(fake.open(), cgroup_root=cgroups)
 
 
@@ -119,14 +119,14 @@ async def test_one_gpu_that_is_not_split_is_enough(limits: NvmlMemoryLimits, mac
     assert await limits.memory_limits_trouble() is None
 
 
-async def test_with_cgroup_v1_the_driver_is_not_even_asked(fake: FakeWorld, tmp_path: Path) -> None:
+async def test_with_cgroup_v1_the_driver_is_not_even_asked(fake: FakeNvmlDriver, tmp_path: Path) -> None:
     """A tree of v1 has no list of controllers."""
     limits = NvmlMemoryLimits(fake.open(), cgroup_root=tmp_path)
     assert await limits.memory_limits_trouble() == f"{tmp_path} is not cgroup v2, which the driver needs"
 
 
 @pytest.fixture
-def old(tmp_path: Path, fake: FakeWorld, cgroups: Path) -> NvmlMemoryLimits:
+def old(tmp_path: Path, fake: FakeNvmlDriver, cgroups: Path) -> NvmlMemoryLimits:
     library = fake_nvml_library(tmp_path / "old", without=NO_MEMORY_LIMITS)
     return NvmlMemoryLimits(fake.open(library=library), cgroup_root=cgroups)
 
@@ -160,7 +160,7 @@ async def test_what_is_not_there_cannot_be_limited(
         await limits.limit_memory(GpuId(gpu), str(cgroups / cgroup), GIB)
 
 
-async def test_a_lost_gpu_takes_no_limit(fake: FakeWorld, machine: FakeMachine, cgroups: Path) -> None:
+async def test_a_lost_gpu_takes_no_limit(fake: FakeNvmlDriver, machine: FakeMachine, cgroups: Path) -> None:
     """And the error says that it is lost."""
     gpus = fake.open()
     await gpus.survey()
@@ -171,7 +171,7 @@ async def test_a_lost_gpu_takes_no_limit(fake: FakeWorld, machine: FakeMachine, 
 
 
 async def test_a_driver_that_hangs_holds_nobody_up(
-    fake: FakeWorld, machine: FakeMachine, cgroups: Path
+    fake: FakeNvmlDriver, machine: FakeMachine, cgroups: Path
 ) -> None:
     """The call is given up after the adapter's time."""
     gpus = fake.open(timeout_seconds=0.2)

@@ -16,15 +16,15 @@ from gpushared.domain.model.gpu import (
 )
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import GpuProcess, GpuReading
+from tests.gpus.drivers import FakeNvmlDriver, close_and_join
 from tests.gpus.fake_nvml import FakeInstance
-from tests.gpus.worlds import FakeWorld, close_and_join
 
 GIB = 1024 * MIB
 ME = os.getpid()
 
 
 @pytest.fixture
-def split(fake: FakeWorld) -> FakeWorld:
+def split(fake: FakeNvmlDriver) -> FakeNvmlDriver:
     """GPU 0 of two is split into three instances, with holes in its list."""
     fake.machine.gpus[0].mig = 1
     fake.machine.gpus[1].mig = 0
@@ -37,15 +37,17 @@ def split(fake: FakeWorld) -> FakeWorld:
     return fake
 
 
-async def look(world: FakeWorld) -> tuple[dict[GpuId, Gpu], dict[GpuId, GpuReading]]:
+async def look(driver: FakeNvmlDriver) -> tuple[dict[GpuId, Gpu], dict[GpuId, GpuReading]]:
     """One survey and one sample of a daemon that has run for a while."""
-    gpus = world.opened[0] if world.opened else world.open()
+    gpus = driver.opened[0] if driver.opened else driver.open()
     surveyed, readings = await gpus.survey(), await gpus.sample()
     assert [gpu.id for gpu in surveyed] == [reading.gpu for reading in readings]
     return {gpu.id: gpu for gpu in surveyed}, {reading.gpu: reading for reading in readings}
 
 
-async def test_a_split_gpu_is_followed_by_its_instances_whatever_holes_there_are(split: FakeWorld) -> None:
+async def test_a_split_gpu_is_followed_by_its_instances_whatever_holes_there_are(
+    split: FakeNvmlDriver,
+) -> None:
     gpus, _ = await look(split)
     assert list(gpus) == ["GPU-fake-a", "MIG-small", "MIG-other", "MIG-large", "GPU-fake-b"]
     assert [gpu.label for gpu in gpus.values()] == ["0", "0:0", "0:2", "0:5", "1"]
@@ -54,7 +56,7 @@ async def test_a_split_gpu_is_followed_by_its_instances_whatever_holes_there_are
     assert all(gpu.trouble is None for gpu in gpus.values())
 
 
-async def test_an_instance_has_the_memory_and_the_shares_that_it_was_made_with(split: FakeWorld) -> None:
+async def test_an_instance_has_the_memory_and_the_shares_that_it_was_made_with(split: FakeNvmlDriver) -> None:
     """All of its memory can be leased but what the driver holds; shares go by slices of the GPU."""
     gpus, _ = await look(split)
     small, large = gpus[GpuId("MIG-small")], gpus[GpuId("MIG-large")]
@@ -66,7 +68,7 @@ async def test_an_instance_has_the_memory_and_the_shares_that_it_was_made_with(s
 
 
 async def test_a_driver_that_does_not_tell_slices_leaves_an_instance_to_be_asked_for_by_memory(
-    split: FakeWorld,
+    split: FakeNvmlDriver,
 ) -> None:
     split.machine.gpus[0].instances[0].errors = {"nvmlDeviceGetAttributes_v2": 3}
     split.machine.write()
@@ -76,7 +78,7 @@ async def test_a_driver_that_does_not_tell_slices_leaves_an_instance_to_be_asked
     assert (small.mig.compute_permille, small.trouble) == (0, None)
 
 
-async def test_a_process_is_counted_once_on_its_instance(split: FakeWorld) -> None:
+async def test_a_process_is_counted_once_on_its_instance(split: FakeNvmlDriver) -> None:
     """The GPU itself does not list what runs on its instances, and still tells its temperature."""
     split.machine.gpus[0].instances[1].compute = {ME: GIB}
     split.machine.write()
@@ -90,7 +92,7 @@ async def test_a_process_is_counted_once_on_its_instance(split: FakeWorld) -> No
     assert (gpu.utilization_ratio, gpu.temperature_celsius) == (None, 40)
 
 
-async def test_mig_without_instances_says_how_to_make_some(split: FakeWorld) -> None:
+async def test_mig_without_instances_says_how_to_make_some(split: FakeNvmlDriver) -> None:
     split.machine.gpus[0].instances = []
     split.machine.write()
     gpus, readings = await look(split)
@@ -100,7 +102,7 @@ async def test_mig_without_instances_says_how_to_make_some(split: FakeWorld) -> 
     assert readings[gpu.id].trouble == gpu.trouble
 
 
-async def test_an_instance_that_is_made_later_is_found_by_the_next_look(split: FakeWorld) -> None:
+async def test_an_instance_that_is_made_later_is_found_by_the_next_look(split: FakeNvmlDriver) -> None:
     await look(split)
     split.machine.gpus[0].instances.append(FakeInstance(3, "MIG-new"))
     split.machine.write()
@@ -109,7 +111,7 @@ async def test_an_instance_that_is_made_later_is_found_by_the_next_look(split: F
 
 
 async def test_an_instance_that_is_destroyed_is_listed_no_more_until_it_is_made_again(
-    split: FakeWorld,
+    split: FakeNvmlDriver,
 ) -> None:
     await look(split)
     small = split.machine.gpus[0].instances.pop(0)
@@ -121,7 +123,7 @@ async def test_an_instance_that_is_destroyed_is_listed_no_more_until_it_is_made_
     assert (await look(split))[0][GpuId("MIG-small")].trouble is None
 
 
-async def test_where_mig_is_switched_off_the_gpu_is_one_again(split: FakeWorld) -> None:
+async def test_where_mig_is_switched_off_the_gpu_is_one_again(split: FakeNvmlDriver) -> None:
     await look(split)
     split.machine.gpus[0].instances, split.machine.gpus[0].mig = [], 0
     split.machine.write()
@@ -131,7 +133,7 @@ async def test_where_mig_is_switched_off_the_gpu_is_one_again(split: FakeWorld) 
     assert gpus[GpuId("GPU-fake-a")].leasable_bytes > 0
 
 
-async def test_an_instance_whose_place_changes_stays_the_same_one(split: FakeWorld) -> None:
+async def test_an_instance_whose_place_changes_stays_the_same_one(split: FakeNvmlDriver) -> None:
     await look(split)
     split.machine.gpus[0].instances[1].place = 1
     split.machine.write()
@@ -139,7 +141,7 @@ async def test_an_instance_whose_place_changes_stays_the_same_one(split: FakeWor
     assert gpus[GpuId("MIG-other")].label == "0:1"
 
 
-async def test_the_instances_of_a_lost_gpu_are_lost_with_it(split: FakeWorld) -> None:
+async def test_the_instances_of_a_lost_gpu_are_lost_with_it(split: FakeNvmlDriver) -> None:
     await look(split)
     split.machine.gpus[0].lost = True
     split.machine.write()
@@ -150,7 +152,7 @@ async def test_the_instances_of_a_lost_gpu_are_lost_with_it(split: FakeWorld) ->
     assert gpus[GpuId("GPU-fake-b")].trouble is None
 
 
-async def test_compute_instances_that_share_their_memory_are_not_leased(split: FakeWorld) -> None:
+async def test_compute_instances_that_share_their_memory_are_not_leased(split: FakeNvmlDriver) -> None:
     """Two in one GPU instance: nothing would hold either to its part. They are looked at all the same."""
     first, second, _ = split.machine.gpus[0].instances
     second.gpu_instance = first.gpu_instance = 9
@@ -163,7 +165,7 @@ async def test_compute_instances_that_share_their_memory_are_not_leased(split: F
     assert (reading.memory_used_bytes, reading.lost) == (GIB, False)
 
 
-async def test_the_doctor_is_told_of_gpus_and_of_the_instances_of_each(split: FakeWorld) -> None:
+async def test_the_doctor_is_told_of_gpus_and_of_the_instances_of_each(split: FakeNvmlDriver) -> None:
     facts = await split.open().describe()
     assert [(one.gpu, one.mig, one.mig_instances) for one in facts.gpus] == [
         ("GPU-fake-a", True, ("MIG-small", "MIG-other", "MIG-large")),

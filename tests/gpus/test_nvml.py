@@ -17,8 +17,8 @@ from gpushared.domain.model.gpu import MIB
 from gpushared.gpus.nvml import NvmlGpus
 from gpushared.gpus.nvml_driver import DriverError, NvmlCode, NvmlDriver, _ask
 from gpushared.ports import GpuProcess
+from tests.gpus.drivers import FakeNvmlDriver
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
-from tests.gpus.worlds import FakeWorld
 
 GIB = 2**30
 
@@ -32,7 +32,7 @@ async def test_a_missing_library_says_to_install_the_driver_or_to_simulate(tmp_p
     await gpus.close()
 
 
-async def test_a_library_installed_later_is_found_without_a_restart(tmp_path: Path, fake: FakeWorld):
+async def test_a_library_installed_later_is_found_without_a_restart(tmp_path: Path, fake: FakeNvmlDriver):
     gpus = fake.open(library=tmp_path / "later" / "libnvidia-ml.so.1")
     with pytest.raises(GpusUnavailable):
         await gpus.survey()
@@ -52,7 +52,9 @@ async def test_a_library_installed_later_is_found_without_a_restart(tmp_path: Pa
         (12345, "answered nvmlInit with error 12345"),
     ],
 )
-async def test_a_driver_that_does_not_open_says_why_and_what_to_do(fake: FakeWorld, code: int, says: str):
+async def test_a_driver_that_does_not_open_says_why_and_what_to_do(
+    fake: FakeNvmlDriver, code: int, says: str
+):
     fake.machine.errors["nvmlInitWithFlags"] = code
     fake.machine.write()
     gpus = fake.open()
@@ -62,7 +64,7 @@ async def test_a_driver_that_does_not_open_says_why_and_what_to_do(fake: FakeWor
         await gpus.sample()
 
 
-async def test_a_driver_unloaded_and_loaded_again_is_found_again(fake: FakeWorld):
+async def test_a_driver_unloaded_and_loaded_again_is_found_again(fake: FakeNvmlDriver):
     gpus = fake.open()
     before = await gpus.survey()
     fake.machine.unload_driver()
@@ -73,7 +75,7 @@ async def test_a_driver_unloaded_and_loaded_again_is_found_again(fake: FakeWorld
 
 
 @pytest.mark.parametrize("code", [NvmlCode.LIB_RM_VERSION_MISMATCH, NvmlCode.UNINITIALIZED])
-async def test_a_driver_lost_in_the_middle_of_a_sample_is_opened_again(fake: FakeWorld, code: int):
+async def test_a_driver_lost_in_the_middle_of_a_sample_is_opened_again(fake: FakeNvmlDriver, code: int):
     gpus = fake.open()
     await gpus.sample()
     fake.machine.gpus[1].errors["nvmlDeviceGetPowerUsage"] = code
@@ -85,14 +87,14 @@ async def test_a_driver_lost_in_the_middle_of_a_sample_is_opened_again(fake: Fak
     assert [reading.trouble for reading in await gpus.sample()] == [None, None]
 
 
-async def test_a_driver_lost_while_its_gpus_are_listed_is_no_trouble_of_a_gpu(fake: FakeWorld):
+async def test_a_driver_lost_while_its_gpus_are_listed_is_no_trouble_of_a_gpu(fake: FakeNvmlDriver):
     fake.machine.errors["nvmlDeviceGetUUID"] = NvmlCode.DRIVER_NOT_LOADED
     fake.machine.write()
     with pytest.raises(GpusUnavailable, match="not loaded"):
         await fake.open().survey()
 
 
-async def test_what_was_opened_is_shut_even_when_listing_the_gpus_failed(fake: FakeWorld):
+async def test_what_was_opened_is_shut_even_when_listing_the_gpus_failed(fake: FakeNvmlDriver):
     fake.machine.errors["nvmlDeviceGetCount_v2"] = 999
     fake.machine.write()
     with pytest.raises(GpusUnavailable):
@@ -104,7 +106,7 @@ async def test_what_was_opened_is_shut_even_when_listing_the_gpus_failed(fake: F
     assert library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == NvmlCode.UNINITIALIZED
 
 
-async def test_a_machine_whose_driver_lists_no_gpu_has_none(fake: FakeWorld):
+async def test_a_machine_whose_driver_lists_no_gpu_has_none(fake: FakeNvmlDriver):
     fake.machine.gpus.clear()
     fake.machine.write()
     gpus = fake.open()
@@ -112,7 +114,9 @@ async def test_a_machine_whose_driver_lists_no_gpu_has_none(fake: FakeWorld):
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-async def test_a_driver_without_a_needed_function_is_too_old(fake: FakeWorld, tmp_path: Path, function: str):
+async def test_a_driver_without_a_needed_function_is_too_old(
+    fake: FakeNvmlDriver, tmp_path: Path, function: str
+):
     gpus = fake.open(library=fake_nvml_library(tmp_path / "lib", without=[function]))
     with pytest.raises(GpusUnavailable, match="its library lacks a function"):
         await gpus.survey()
@@ -130,7 +134,7 @@ def test_the_bindings_own_complaint_about_an_old_library_is_a_missing_function(
 
 
 async def test_an_old_driver_gives_the_same_figures_by_its_older_functions(
-    fake: FakeWorld, old_library: Path
+    fake: FakeNvmlDriver, old_library: Path
 ):
     fake.hold(0, 1, GIB)
     with_old = fake.open(library=old_library)
@@ -156,7 +160,7 @@ async def test_an_old_driver_gives_the_same_figures_by_its_older_functions(
         (999, "answered nvmlDeviceGetMemoryInfo with error 999"),
     ],
 )
-async def test_a_sick_gpu_says_why_beside_a_healthy_one(fake: FakeWorld, code: int, says: str):
+async def test_a_sick_gpu_says_why_beside_a_healthy_one(fake: FakeNvmlDriver, code: int, says: str):
     fake.machine.gpus[1].errors["nvmlDeviceGetMemoryInfo_v2"] = code
     fake.machine.write()
     gpus = fake.open()
@@ -165,7 +169,7 @@ async def test_a_sick_gpu_says_why_beside_a_healthy_one(fake: FakeWorld, code: i
         assert re.search(says, sick.trouble or "")
 
 
-async def test_a_gpu_lost_before_the_daemon_came_is_listed_until_it_can_be_read(fake: FakeWorld):
+async def test_a_gpu_lost_before_the_daemon_came_is_listed_until_it_can_be_read(fake: FakeNvmlDriver):
     fake.lose(0)
     gpus = fake.open()
     unreadable, healthy = await gpus.survey()
@@ -175,7 +179,7 @@ async def test_a_gpu_lost_before_the_daemon_came_is_listed_until_it_can_be_read(
     assert [gpu.id for gpu in await gpus.survey()] == ["GPU-fake-a", healthy.id]
 
 
-async def test_a_gpu_lost_in_use_keeps_its_id_when_the_driver_is_opened_again(fake: FakeWorld):
+async def test_a_gpu_lost_in_use_keeps_its_id_when_the_driver_is_opened_again(fake: FakeNvmlDriver):
     gpus = fake.open()
     before = await gpus.survey()
     fake.lose(0)
@@ -185,7 +189,7 @@ async def test_a_gpu_lost_in_use_keeps_its_id_when_the_driver_is_opened_again(fa
         assert healthy == before[1]
 
 
-async def test_a_gpu_that_the_driver_lists_no_more_stays_listed_as_gone(fake: FakeWorld):
+async def test_a_gpu_that_the_driver_lists_no_more_stays_listed_as_gone(fake: FakeNvmlDriver):
     gpus = fake.open()
     await gpus.survey()
     fake.lose(0)
@@ -204,7 +208,7 @@ async def test_a_gpu_that_the_driver_lists_no_more_stays_listed_as_gone(fake: Fa
     assert [gpu.trouble for gpu in await gpus.survey()] == [None, None]
 
 
-async def test_while_a_gpu_is_lost_the_driver_is_not_opened_anew_with_every_call(fake: FakeWorld):
+async def test_while_a_gpu_is_lost_the_driver_is_not_opened_anew_with_every_call(fake: FakeNvmlDriver):
     gpus = fake.open(retry_seconds=3600)
     await gpus.survey()
     fake.lose(0)
@@ -214,7 +218,7 @@ async def test_while_a_gpu_is_lost_the_driver_is_not_opened_anew_with_every_call
     assert [gpu.trouble is None for gpu in await gpus.survey()] == [False, True]
 
 
-async def test_figures_that_a_gpu_does_not_support_are_none(fake: FakeWorld):
+async def test_figures_that_a_gpu_does_not_support_are_none(fake: FakeNvmlDriver):
     bare = FakeGpu(
         "GPU-bare",
         utilization_percent=None,
@@ -241,7 +245,7 @@ async def test_figures_that_a_gpu_does_not_support_are_none(fake: FakeWorld):
     ],
 )
 async def test_a_figure_that_fails_is_none_and_no_trouble(
-    fake: FakeWorld, functions: list[str], figure: str, code: int
+    fake: FakeNvmlDriver, functions: list[str], figure: str, code: int
 ):
     fake.machine.gpus[0].errors.update(dict.fromkeys(functions, code))
     fake.machine.write()
@@ -251,7 +255,9 @@ async def test_a_figure_that_fails_is_none_and_no_trouble(
 
 
 @pytest.mark.parametrize("code", [NvmlCode.GPU_IS_LOST, NvmlCode.RESET_REQUIRED])
-async def test_a_gpu_that_goes_away_in_the_middle_of_a_reading_has_no_figures(fake: FakeWorld, code: int):
+async def test_a_gpu_that_goes_away_in_the_middle_of_a_reading_has_no_figures(
+    fake: FakeNvmlDriver, code: int
+):
     fake.machine.gpus[0].errors["nvmlDeviceGetPowerUsage"] = code
     fake.machine.write()
     away, healthy = await fake.open().sample()
@@ -261,7 +267,7 @@ async def test_a_gpu_that_goes_away_in_the_middle_of_a_reading_has_no_figures(fa
 
 @pytest.mark.parametrize("total_bytes", [None, 0])
 async def test_a_gpu_that_does_not_tell_its_memory_cannot_be_leased_but_is_read(
-    fake: FakeWorld, total_bytes: int | None
+    fake: FakeNvmlDriver, total_bytes: int | None
 ):
     fake.machine.gpus = [FakeGpu("GPU-unified", total_bytes=total_bytes, reserved_bytes=0)]
     fake.machine.write()
@@ -277,7 +283,7 @@ async def test_a_gpu_that_does_not_tell_its_memory_cannot_be_leased_but_is_read(
 
 
 @pytest.mark.parametrize(("mode", "usable"), [(None, True), (0, True), (1, False)])
-async def test_a_gpu_split_by_mig_is_not_leased(fake: FakeWorld, mode: int | None, usable: bool):
+async def test_a_gpu_split_by_mig_is_not_leased(fake: FakeNvmlDriver, mode: int | None, usable: bool):
     fake.machine.gpus[0].mig = mode
     fake.machine.write()
     gpus = fake.open()
@@ -288,13 +294,13 @@ async def test_a_gpu_split_by_mig_is_not_leased(fake: FakeWorld, mode: int | Non
     assert readings[0].memory_used_bytes is not None
 
 
-async def test_leasable_memory_is_the_total_less_the_drivers_part_and_mps_in_whole_mib(fake: FakeWorld):
+async def test_leasable_memory_is_the_total_less_the_drivers_part_and_mps_in_whole_mib(fake: FakeNvmlDriver):
     fake.machine.gpus = [FakeGpu("GPU-odd", total_bytes=1000 * MIB + 5, reserved_bytes=100 * MIB + 6)]
     fake.machine.write()
     assert [gpu.leasable_bytes for gpu in await fake.open(mps_reserve_bytes=50 * MIB).survey()] == [849 * MIB]
 
 
-async def test_a_gpu_smaller_than_what_is_kept_back_has_nothing_to_lease(fake: FakeWorld):
+async def test_a_gpu_smaller_than_what_is_kept_back_has_nothing_to_lease(fake: FakeNvmlDriver):
     fake.machine.gpus = [FakeGpu("GPU-tiny", total_bytes=128 * MIB, reserved_bytes=64 * MIB)]
     fake.machine.write()
     assert [gpu.leasable_bytes for gpu in await fake.open().survey()] == [0]
@@ -303,7 +309,7 @@ async def test_a_gpu_smaller_than_what_is_kept_back_has_nothing_to_lease(fake: F
 # --- processes ---
 
 
-async def test_a_process_in_several_lists_counts_once_with_its_largest_figure(fake: FakeWorld):
+async def test_a_process_in_several_lists_counts_once_with_its_largest_figure(fake: FakeNvmlDriver):
     gpu = fake.machine.gpus[0]
     gpu.compute, gpu.mps = {30: GIB, 10: None, 40: None}, {30: 2 * GIB, 20: GIB, 40: GIB}
     gpu.graphics = {30: 5, 50: None}
@@ -318,14 +324,14 @@ async def test_a_process_in_several_lists_counts_once_with_its_largest_figure(fa
     )
 
 
-async def test_a_hundred_processes_are_all_listed(fake: FakeWorld):
+async def test_a_hundred_processes_are_all_listed(fake: FakeNvmlDriver):
     fake.machine.gpus[0].compute = {pid: pid * MIB for pid in range(1, 101)}
     fake.machine.write()
     reading = (await fake.open().sample())[0]
     assert [process.pid for process in reading.processes] == list(range(1, 101))
 
 
-async def test_a_process_list_that_cannot_be_had_whole_is_trouble_rather_than_empty(fake: FakeWorld):
+async def test_a_process_list_that_cannot_be_had_whole_is_trouble_rather_than_empty(fake: FakeNvmlDriver):
     fake.hold(0, 1, GIB)
     fake.machine.gpus[0].errors["nvmlDeviceGetComputeRunningProcesses_v3"] = NvmlCode.INSUFFICIENT_SIZE
     fake.machine.write()
@@ -333,7 +339,7 @@ async def test_a_process_list_that_cannot_be_had_whole_is_trouble_rather_than_em
     assert "error 7" in (reading.trouble or "")
 
 
-async def test_processes_that_come_while_they_are_listed_are_listed_too(fake: FakeWorld):
+async def test_processes_that_come_while_they_are_listed_are_listed_too(fake: FakeNvmlDriver):
     fake.hold(0, 1, GIB)
     # The binding takes the first answer as the size of the list; the second one says that it grew since.
     fake.machine.gpus[0].errors["nvmlDeviceGetComputeRunningProcesses_v3"] = (NvmlCode.INSUFFICIENT_SIZE, 2)
@@ -341,7 +347,7 @@ async def test_processes_that_come_while_they_are_listed_are_listed_too(fake: Fa
     assert (await fake.open().sample())[0].processes == (GpuProcess(1, GIB, mps_client=False),)
 
 
-async def test_a_gpu_that_lists_no_processes_is_no_trouble(fake: FakeWorld):
+async def test_a_gpu_that_lists_no_processes_is_no_trouble(fake: FakeNvmlDriver):
     fake.machine.gpus[0].errors = {
         f"nvmlDeviceGet{kind}RunningProcesses_v3": NvmlCode.NOT_SUPPORTED
         for kind in ("Compute", "MPSCompute", "Graphics")
@@ -394,7 +400,7 @@ def _run(body: str, environment: dict[str, str]) -> subprocess.CompletedProcess[
     )
 
 
-async def test_where_the_driver_lists_no_mps_clients_nobody_is_said_to_be_without_mps(fake: FakeWorld):
+async def test_where_the_driver_lists_no_mps_clients_nobody_is_said_to_be_without_mps(fake: FakeNvmlDriver):
     gpu = fake.machine.gpus[0]
     gpu.compute = {10: GIB}
     gpu.errors = {"nvmlDeviceGetMPSComputeRunningProcesses_v3": NvmlCode.NOT_SUPPORTED}
@@ -402,14 +408,14 @@ async def test_where_the_driver_lists_no_mps_clients_nobody_is_said_to_be_withou
     assert (await fake.open().sample())[0].processes == (GpuProcess(10, GIB, mps_client=None),)
 
 
-async def test_a_process_that_only_draws_is_neither_a_client_nor_without_mps(fake: FakeWorld):
+async def test_a_process_that_only_draws_is_neither_a_client_nor_without_mps(fake: FakeNvmlDriver):
     fake.machine.gpus[0].graphics = {10: GIB}
     fake.machine.write()
     assert (await fake.open().sample())[0].processes == (GpuProcess(10, GIB, mps_client=None),)
 
 
 async def test_a_gpu_that_tells_of_no_errors_is_named_once_and_the_others_are_watched(
-    fake: FakeWorld, caplog: pytest.LogCaptureFixture
+    fake: FakeNvmlDriver, caplog: pytest.LogCaptureFixture
 ):
     fake.machine.gpus[0].errors["nvmlDeviceGetSupportedEventTypes"] = NvmlCode.NOT_SUPPORTED
     fake.machine.gpus[1].errors["nvmlDeviceRegisterEvents"] = NvmlCode.NOT_SUPPORTED
@@ -425,14 +431,14 @@ async def test_a_gpu_that_tells_of_no_errors_is_named_once_and_the_others_are_wa
     assert all("its health is not watched" in message for message in caplog.messages)
 
 
-async def test_errors_of_programs_without_end_do_not_hold_up_a_sample(fake: FakeWorld):
+async def test_errors_of_programs_without_end_do_not_hold_up_a_sample(fake: FakeNvmlDriver):
     gpus = fake.open()
     await gpus.sample()
     fake.err(1, *[31] * 250)
     assert len((await gpus.sample())[1].xids) == 250
 
 
-async def test_what_a_gpu_answers_by_mistake_does_not_make_it_lost(fake: FakeWorld):
+async def test_what_a_gpu_answers_by_mistake_does_not_make_it_lost(fake: FakeNvmlDriver):
     """Only the driver's own word that it is off the bus, or needs a reset, does."""
     gpus = fake.open()
     for code, lost in ((999, False), (10, False), (15, True), (16, True)):
@@ -441,7 +447,7 @@ async def test_what_a_gpu_answers_by_mistake_does_not_make_it_lost(fake: FakeWor
         assert (await gpus.sample())[0].lost is lost
 
 
-async def test_a_gpu_that_the_driver_lists_no_more_is_lost(fake: FakeWorld):
+async def test_a_gpu_that_the_driver_lists_no_more_is_lost(fake: FakeNvmlDriver):
     gpus = fake.open()
     await gpus.sample()
     fake.machine.gpus.pop()

@@ -8,15 +8,15 @@ from gpushared.domain.model.errors import RequestError
 from gpushared.gpus.nvml_driver import NvmlCode
 from gpushared.gpus.simulated import SimulatedGpus
 from gpushared.ports import Gpus
+from tests.gpus.drivers import FakeNvmlDriver
 from tests.gpus.fake_nvml import FakeGpu
-from tests.gpus.worlds import FakeWorld
 
 
 async def groups_of(gpus: Gpus) -> list[int | None]:
     return [gpu.link_group for gpu in await gpus.survey()]
 
 
-def with_gpus(fake: FakeWorld, *places: tuple[int | None, int | None]) -> None:
+def with_gpus(fake: FakeNvmlDriver, *places: tuple[int | None, int | None]) -> None:
     """GPUs by their group of NVLinks and their NUMA node."""
     made = [FakeGpu(f"GPU-{index}", nvlink=nvlink, numa=numa) for index, (nvlink, numa) in enumerate(places)]
     fake.machine.gpus = made
@@ -35,20 +35,22 @@ def with_gpus(fake: FakeWorld, *places: tuple[int | None, int | None]) -> None:
     ],
 )
 async def test_gpus_are_grouped_by_nvlink_else_by_numa_node(
-    fake: FakeWorld, places: list[tuple[int | None, int | None]], groups: list[int | None]
+    fake: FakeNvmlDriver, places: list[tuple[int | None, int | None]], groups: list[int | None]
 ) -> None:
     with_gpus(fake, *places)
     assert await groups_of(fake.open()) == groups
 
 
-async def test_a_gpu_that_is_lost_from_the_start_is_in_no_group_and_hinders_nobody(fake: FakeWorld) -> None:
+async def test_a_gpu_that_is_lost_from_the_start_is_in_no_group_and_hinders_nobody(
+    fake: FakeNvmlDriver,
+) -> None:
     with_gpus(fake, (7, 0), (7, 0), (7, 0))
     fake.machine.gpus[2].lost = True
     fake.machine.write()
     assert await groups_of(fake.open()) == [0, 0, None]
 
 
-async def test_a_gpu_that_goes_later_stays_in_its_group(fake: FakeWorld) -> None:
+async def test_a_gpu_that_goes_later_stays_in_its_group(fake: FakeNvmlDriver) -> None:
     with_gpus(fake, (7, 0), (7, 0))
     gpus = fake.open()
     assert await groups_of(gpus) == [0, 0]
@@ -57,7 +59,7 @@ async def test_a_gpu_that_goes_later_stays_in_its_group(fake: FakeWorld) -> None
     assert await groups_of(gpus) == [0, 0]
 
 
-async def test_numa_is_asked_where_a_driver_refuses_to_tell_of_nvlink(fake: FakeWorld) -> None:
+async def test_numa_is_asked_where_a_driver_refuses_to_tell_of_nvlink(fake: FakeNvmlDriver) -> None:
     with_gpus(fake, (7, 0), (7, 0), (7, 1))
     for gpu in fake.machine.gpus:
         gpu.errors["nvmlDeviceGetP2PStatus"] = NvmlCode.NOT_SUPPORTED

@@ -280,7 +280,7 @@ gpus = st.builds(
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[dict[GpuId, Gpu], tuple[Grant, ...]]:
+def gpus_and_grants(draw: st.DrawFn) -> tuple[dict[GpuId, Gpu], tuple[Grant, ...]]:
     """Some GPUs, and grants of parts of some of them."""
     there = draw(st.lists(gpus, min_size=1, max_size=8, unique_by=lambda gpu: gpu.id))
     taken = draw(st.lists(st.sampled_from(there), min_size=1, unique_by=lambda gpu: gpu.id))
@@ -295,11 +295,11 @@ def worlds(draw: st.DrawFn) -> tuple[dict[GpuId, Gpu], tuple[Grant, ...]]:
     return {gpu.id: gpu for gpu in there}, grants
 
 
-@given(world=worlds())
+@given(drawn=gpus_and_grants())
 def test_edits_never_name_a_gpu_that_is_not_granted(
-    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+    drawn: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
-    there, grants = world
+    there, grants = drawn
     edits = edits_of(lease(1, *grants), there)
     granted = {grant.gpu for grant in grants}
     assert set(edits.gpus) == granted
@@ -309,11 +309,11 @@ def test_edits_never_name_a_gpu_that_is_not_granted(
     assert not {gpu for gpu in there if gpu not in granted} & set(everything)
 
 
-@given(world=worlds())
+@given(drawn=gpus_and_grants())
 def test_memory_limits_are_one_for_each_visible_gpu_and_sum_to_what_is_granted(
-    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+    drawn: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
-    there, grants = world
+    there, grants = drawn
     edits = edits_of(lease(1, *grants), there)
     if edits.walls == WHOLE:
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in edits.env
@@ -328,11 +328,11 @@ def test_memory_limits_are_one_for_each_visible_gpu_and_sum_to_what_is_granted(
     assert share == min(grant.compute_permille for grant in grants) / 10
 
 
-@given(world=worlds())
+@given(drawn=gpus_and_grants())
 def test_frameworks_are_never_told_of_more_memory_than_leased(
-    world: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
+    drawn: tuple[dict[GpuId, Gpu], tuple[Grant, ...]],
 ) -> None:
-    there, grants = world
+    there, grants = drawn
     fraction = edits_of(lease(1, *grants), there).env_defaults.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
     # Below a thousandth the smallest fraction that can be told is more than what is leased.
     for part in grants if fraction and fraction != "0.001" else ():

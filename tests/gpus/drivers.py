@@ -1,4 +1,4 @@
-"""Machines for the contract tests: what the tests may do to them, whichever adapter looks at them."""
+"""Drivers for the contract tests: what the tests may do to them, whichever adapter looks at them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpushared.ports import GpuReading, Gpus
 from tests.gpus.fake_nvml import FakeMachine
 
 
-class World(Protocol):
-    """A machine with GPUs, and the adapters that a daemon on it opens."""
+class Driver(Protocol):
+    """A driver of GPUs, and the adapters that a daemon opens on it."""
 
     def open(self, *, timeout_seconds: float = 30.0, mps_reserve_bytes: int = MPS_RESERVE_BYTES) -> Gpus: ...
 
     async def close(self) -> None: ...
 
 
-class PlayableWorld(World, Protocol):
-    """One with two GPUs whose driver the test plays."""
+class PlayableDriver(Driver, Protocol):
+    """A driver of two GPUs, which the test plays."""
 
     def hold(self, index: int, pid: int, memory_bytes: int, *, mps_client: bool = False) -> None: ...
 
@@ -39,7 +39,7 @@ class PlayableWorld(World, Protocol):
 
 
 @dataclass
-class SimulatedWorld:
+class SimulatedDriver:
     opened: list[SimulatedGpus] = field(default_factory=list)
 
     def open(self, *, timeout_seconds: float = 30.0, mps_reserve_bytes: int = MPS_RESERVE_BYTES) -> Gpus:
@@ -80,7 +80,7 @@ class SimulatedWorld:
 
 
 @dataclass
-class FakeWorld:
+class FakeNvmlDriver:
     library: Path
     machine: FakeMachine
     opened: list[NvmlGpus] = field(default_factory=list)
@@ -133,7 +133,7 @@ class FakeWorld:
 
 
 @dataclass
-class RealWorld:
+class RealDriver:
     opened: list[NvmlGpus] = field(default_factory=list)
 
     def open(self, *, timeout_seconds: float = 30.0, mps_reserve_bytes: int = MPS_RESERVE_BYTES) -> Gpus:
