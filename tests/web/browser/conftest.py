@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 
-from tests.web.browser import world as played
+from tests.web.browser.busy_machine import ADMIN, ALICE, BOB, BusyMachine, play, start_daemon
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ADMIN, ALICE, BOB, World
 
 FLAGS: Final = (
     "--disable-background-networking",
@@ -70,23 +69,24 @@ async def browser(
 
 
 @pytest.fixture(scope="session")
-def world(docker_engine: str) -> Iterator[World]:
+def busy_machine(docker_engine: str) -> Iterator[BusyMachine]:
     """A machine that the tests look at, and leave as it is."""
-    daemon = played.start_daemon()
+    daemon = start_daemon()
     try:
-        yield played.play(daemon)
+        yield play(daemon)
     finally:
         daemon.dispose()
 
 
 @pytest.fixture(scope="session")
 def forwarders(
-    world: World, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+    busy_machine: BusyMachine, network: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[int, Forwarder]]:
     """``gpushare web`` of each user."""
     logs = tmp_path_factory.mktemp("web")
     started = {
-        uid: Forwarder(world.daemon, uid, logs / str(uid), network=network) for uid in (ALICE, BOB, ADMIN)
+        uid: Forwarder(busy_machine.daemon, uid, logs / str(uid), network=network)
+        for uid in (ALICE, BOB, ADMIN)
     }
     yield started
     for forwarder in started.values():

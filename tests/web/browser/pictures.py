@@ -16,10 +16,10 @@ from playwright.async_api import async_playwright
 from tests.bed import parts
 from tests.cli.top.svg import of_a_busy_machine
 from tests.node.daemon import OWN_LABEL, DaemonProcess, make_directory, wait_until
+from tests.web.browser.busy_machine import ENVIRONMENT, QUICK
 from tests.web.browser.conftest import FLAGS
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ENVIRONMENT, QUICK
 
 SIZE: Final[Any] = {"width": 1280, "height": 800}
 IMAGE: Final = "lab/pytorch:2.9"

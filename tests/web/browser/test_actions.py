@@ -10,10 +10,10 @@ import pytest_asyncio
 from playwright.async_api import Locator, expect
 
 from tests.node.daemon import DaemonProcess, Json, make_directory, name
+from tests.web.browser.busy_machine import ADMIN, ALICE, BOB, submit
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ADMIN, ALICE, BOB, submit
 
 ENDS_AT_ONCE: Final = 'trap "exit 0" TERM; sleep 1000 & wait'
 REFUSED: Final = r"status of 4\d\d"

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page
 
+from tests.web.browser.busy_machine import ADMIN, BusyMachine
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor, too_wide, violations
-from tests.web.browser.world import ADMIN, World
 
 PAGES: Final = {
     "machine": "",
@@ -58,10 +58,10 @@ MOVING: Final = "document.getAnimations().filter((one) => one.effect.getTiming()
 MAX_STEPS: Final = 300
 
 
-def address(page: str, world: World) -> str:
+def address(page: str, busy_machine: BusyMachine) -> str:
     """The path of a page, with the ids of what was played."""
-    ids = {"trainer": world.trainer["id"], "done": world.done["id"]}
-    return PAGES[page].format(**ids, writer=world.writer, waiter=world.waiter)
+    ids = {"trainer": busy_machine.trainer["id"], "done": busy_machine.done["id"]}
+    return PAGES[page].format(**ids, writer=busy_machine.writer, waiter=busy_machine.waiter)
 
 
 async def settled(page: Page) -> None:
@@ -82,10 +82,12 @@ async def looker(browser: Browser, forwarders: dict[int, Forwarder]) -> AsyncIte
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=PAGES)
-async def shown(request: pytest.FixtureRequest, looker: Visitor, world: World) -> AsyncIterator[Page]:
+async def shown(
+    request: pytest.FixtureRequest, looker: Visitor, busy_machine: BusyMachine
+) -> AsyncIterator[Page]:
     """Each page in turn, with everything in it opened, in a window of a laptop."""
     await looker.page.set_viewport_size({"width": 1280, "height": 800})
-    page = await looker.go(address(request.param, world))
+    page = await looker.go(address(request.param, busy_machine))
     await page.evaluate(OPENED)
     yield page
     looker.check()

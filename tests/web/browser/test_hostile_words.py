@@ -12,10 +12,10 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from tests.node.daemon import Refused
+from tests.web.browser.busy_machine import ADMIN, LINES, MARKUP, RLO, SCRIPT, BusyMachine
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.test_for_everybody import PAGES, address
 from tests.web.browser.visitor import Visitor, too_wide
-from tests.web.browser.world import ADMIN, LINES, MARKUP, RLO, SCRIPT, World
 
 LONG: Final = "n" * 300
 HOSTILE: Final = {
@@ -72,8 +72,8 @@ def poisoned(answer: Any, word: str, field: str = "") -> Any:
 class Liar:
     """Answers in the daemon's place, in its words but for those that somebody could have chosen."""
 
-    def __init__(self, world: World, word: str) -> None:
-        self._daemon = world.daemon
+    def __init__(self, busy_machine: BusyMachine, word: str) -> None:
+        self._daemon = busy_machine.daemon
         self._word = word
 
     async def call(self, route: Route) -> None:
@@ -115,13 +115,15 @@ async def narrow(new_visitor: NewVisitor) -> AsyncIterator[Visitor]:
 
 
 @pytest.mark.parametrize("word", HOSTILE.values(), ids=HOSTILE)
-async def test_every_word_of_an_answer_may_be_anything(word: str, world: World, narrow: Visitor) -> None:
-    liar, page = Liar(world, word), narrow.page
+async def test_every_word_of_an_answer_may_be_anything(
+    word: str, busy_machine: BusyMachine, narrow: Visitor
+) -> None:
+    liar, page = Liar(busy_machine, word), narrow.page
     narrow.forgive(r"status of 40[0-9]")
     await page.route("**/gpushare.v1.*", liar.call)
     await page.route("**/stream?*", liar.stream)
     for name in PAGES:
-        await page.goto(narrow.forwarder.url(address(name, world)))
+        await page.goto(narrow.forwarder.url(address(name, busy_machine)))
         await expect(page.get_by_role("main").get_by_text("Loading…")).to_have_count(0)
         await expect(page.get_by_role("heading", level=1)).to_be_visible()
         assert await foreign(page) == [], name
@@ -138,10 +140,12 @@ async def foreign(page: Page) -> list[str]:
     )
 
 
-async def test_what_a_job_writes_and_who_drains_says_is_text(world: World, admin: Visitor) -> None:
+async def test_what_a_job_writes_and_who_drains_says_is_text(
+    busy_machine: BusyMachine, admin: Visitor
+) -> None:
     await admin.go()
     await expect(admin.main.get_by_text(MARKUP).first).to_be_visible()
-    await admin.go(f"job/{world.writer}")
+    await admin.go(f"job/{busy_machine.writer}")
     log = admin.page.get_by_role("log")
     for line in (SCRIPT, MARKUP, "the last line"):
         await expect(log).to_contain_text(line)
@@ -151,9 +155,9 @@ async def test_what_a_job_writes_and_who_drains_says_is_text(world: World, admin
 
 
 async def test_text_that_turns_around_does_not_turn_what_stands_beside_it(
-    world: World, admin: Visitor
+    busy_machine: BusyMachine, admin: Visitor
 ) -> None:
-    await admin.go(f"job/{world.writer}")
+    await admin.go(f"job/{busy_machine.writer}")
     assert RLO not in await admin.page.evaluate("document.documentElement.outerHTML")
 
 

@@ -11,10 +11,10 @@ import pytest
 from playwright.async_api import expect
 
 from tests.node.daemon import DaemonProcess, make_directory
+from tests.web.browser.busy_machine import ALICE
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ALICE
 
 CUT_OFF: Final = r"net::ERR_|status of 50[234]"
 SEEN: Final = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"

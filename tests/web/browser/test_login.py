@@ -6,10 +6,10 @@ from typing import Final
 
 from playwright.async_api import Page, expect
 
+from tests.web.browser.busy_machine import ALICE, BOB
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ALICE, BOB
 
 REFUSED: Final = r"status of 40[13]"
 CUT_OFF: Final = "net::ERR_INCOMPLETE_CHUNKED_ENCODING"

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from tests.node.daemon import GPUSHARE
+from tests.web.browser.busy_machine import ALICE, BusyMachine
 from tests.web.browser.visitor import Visitor
-from tests.web.browser.world import ALICE, World
 
 ASKED: Final = """
 (name) => fetch(`gpushare.v1.${name}`, {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"})
@@ -67,9 +67,11 @@ SAME: Final = {
 
 
 @pytest.mark.parametrize("same", SAME.values(), ids=SAME)
-async def test_a_table_has_the_cells_of_its_command(same: SameTable, world: World, admin: Visitor) -> None:
+async def test_a_table_has_the_cells_of_its_command(
+    same: SameTable, busy_machine: BusyMachine, admin: Visitor
+) -> None:
     await admin.go(same.path)
-    told = world.table(*same.command, columns=list(same.columns.values()))
+    told = busy_machine.table(*same.command, columns=list(same.columns.values()))
     assert told
     key = next(iter(same.columns))
     shown = [row for row in await admin.table(same.table) if not row[key].startswith("UNMANAGED")]
@@ -82,11 +84,13 @@ async def test_a_table_has_the_cells_of_its_command(same: SameTable, world: Worl
     assert theirs
 
 
-async def test_a_gpu_has_the_figures_of_the_command_and_of_top(world: World, admin: Visitor) -> None:
+async def test_a_gpu_has_the_figures_of_the_command_and_of_top(
+    busy_machine: BusyMachine, admin: Visitor
+) -> None:
     await admin.go()
-    top = lines_of_top(world)
+    top = lines_of_top(busy_machine)
     columns = ("gpu", "name", "util", "memory", "temp", "power", "free")
-    for gpu in world.table("gpus", columns=columns):
+    for gpu in busy_machine.table("gpus", columns=columns):
         card = await admin.main.get_by_role("region", name=f"GPU {gpu['gpu']}", exact=True).inner_text()
         (line,) = [one for one in top if one.split()[:2] == [gpu["gpu"], "NVIDIA"]]
         for column in columns:
@@ -94,11 +98,13 @@ async def test_a_gpu_has_the_figures_of_the_command_and_of_top(world: World, adm
             assert gpu[column] in line, (gpu, column, line)
 
 
-async def test_a_lease_has_the_figures_of_the_command_in_top_too(world: World, admin: Visitor) -> None:
-    top = lines_of_top(world)
+async def test_a_lease_has_the_figures_of_the_command_in_top_too(
+    busy_machine: BusyMachine, admin: Visitor
+) -> None:
+    top = lines_of_top(busy_machine)
     columns = ("lease", "user", "state", "gpu", "share", "memory", "wall", "name")
     shown = {row["lease"]: row for row in await admin.table("Who has what")}
-    for lease in world.table("ps", "--state", "active", columns=columns):
+    for lease in busy_machine.table("ps", "--state", "active", columns=columns):
         if lease["lease"] == "UNMANAGED":
             continue
         (line,) = [one for one in top if one.split()[:1] == [lease["lease"]]]
@@ -107,18 +113,18 @@ async def test_a_lease_has_the_figures_of_the_command_in_top_too(world: World, a
             assert lease[column] in line, (lease, column, line)
 
 
-def lines_of_top(world: World) -> list[str]:
+def lines_of_top(busy_machine: BusyMachine) -> list[str]:
     """The lines of ``gpushare top`` on a screen that has room for all columns."""
-    environment = {**world.daemon.client_environment(), "COLUMNS": "200"}
+    environment = {**busy_machine.daemon.client_environment(), "COLUMNS": "200"}
     done = subprocess.run(
         [GPUSHARE, "top", "--once"], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     return done.stdout.splitlines()
 
 
-async def test_who_waits_is_shown_as_the_command_shows_it(world: World, admin: Visitor) -> None:
+async def test_who_waits_is_shown_as_the_command_shows_it(busy_machine: BusyMachine, admin: Visitor) -> None:
     await admin.go("queue")
-    (waiting,) = world.table(
+    (waiting,) = busy_machine.table(
         "queue", columns=("pos", "lease", "name", "user", "class", "asks", "eta", "reason", "code")
     )
     card = await admin.main.get_by_role("listitem").filter(has_text=waiting["lease"]).inner_text()
@@ -126,10 +132,10 @@ async def test_who_waits_is_shown_as_the_command_shows_it(world: World, admin: V
         assert cell in card, (cell, card)
 
 
-async def test_a_job_is_shown_as_the_command_shows_it(world: World, alice: Visitor) -> None:
+async def test_a_job_is_shown_as_the_command_shows_it(busy_machine: BusyMachine, alice: Visitor) -> None:
     columns = ("job", "name", "state", "node", "asks", "reason")
-    (job,) = world.table("jobs", columns=columns, uid=ALICE)
-    assert job["job"] == world.writer
+    (job,) = busy_machine.table("jobs", columns=columns, uid=ALICE)
+    assert job["job"] == busy_machine.writer
     await alice.go("queue")
     (shown,) = await alice.table("Your jobs")
     assert {column: shown[column] for column in columns} == job
@@ -152,11 +158,11 @@ def different(ours: Any, theirs: Any, place: str = "") -> list[str]:
             return [] if ours == theirs else [f"{place}: {ours!r} is not {theirs!r}"]
 
 
-async def test_a_report_s_words_are_the_command_s(world: World, alice: Visitor) -> None:
-    await alice.go(f"lease/{world.done['id']}")
-    said = world.told("report", world.done["id"])
+async def test_a_report_s_words_are_the_command_s(busy_machine: BusyMachine, alice: Visitor) -> None:
+    await alice.go(f"lease/{busy_machine.done['id']}")
+    said = busy_machine.told("report", busy_machine.done["id"])
     text = await alice.says()
-    report = world.daemon.gpushare_says("report", world.done["id"])
+    report = busy_machine.daemon.gpushare_says("report", busy_machine.done["id"])
     advice = [line.split("  ", 2)[2].strip() for line in report.splitlines() if line.startswith("  note")]
     assert said
     for sentence in advice:
@@ -165,12 +171,12 @@ async def test_a_report_s_words_are_the_command_s(world: World, alice: Visitor) 
 
 @pytest.mark.parametrize("call", ["Gpus/List", "Leases/List", "Jobs/List"])
 async def test_an_answer_in_the_browser_is_the_answer_on_the_socket(
-    call: str, world: World, admin: Visitor
+    call: str, busy_machine: BusyMachine, admin: Visitor
 ) -> None:
     """Asked until both are of one revision: samples of the GPUs come between."""
     for _ in range(50):
         before = await admin.page.evaluate(ASKED, call)
-        told = world.daemon.call(call)
+        told = busy_machine.daemon.call(call)
         after = await admin.page.evaluate(ASKED, call)
         if before["revision"] == after["revision"]:
             assert before["revision"]

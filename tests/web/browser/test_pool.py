@@ -10,11 +10,11 @@ from playwright.async_api import expect
 
 from tests.node.daemon import DaemonProcess, make_directory, wait_until
 from tests.pool.processes import CoordinatorProcess
+from tests.web.browser.busy_machine import ADMIN, ALICE
 from tests.web.browser.conftest import NewVisitor
 from tests.web.browser.forwarder import Forwarder
 from tests.web.browser.test_for_everybody import THEMES
 from tests.web.browser.visitor import Visitor, too_wide, violations
-from tests.web.browser.world import ADMIN, ALICE
 
 GPUS = {"a": "h100:2", "b": "t4:1"}
 

@@ -33,8 +33,8 @@ ENVIRONMENT: Final = {"GPUSHARED_GPUS__SAMPLE_SECONDS": "0.5"}
 
 
 @dataclass(frozen=True)
-class World:
-    """A daemon and what was played on it; containers are named with its ``token``."""
+class BusyMachine:
+    """A machine with leases and jobs of users; its containers are named with its ``token``."""
 
     daemon: DaemonProcess
     token: str
@@ -73,7 +73,7 @@ def start_daemon() -> DaemonProcess:
     return daemon
 
 
-def play(daemon: DaemonProcess) -> World:
+def play(daemon: DaemonProcess) -> BusyMachine:
     """Let users do what they do. The commands are real, and so are the containers; only the GPUs are played."""
     token = daemon.directory.name
     done = daemon.hold("0.5", "--name", f"done-{token}", uid=ALICE, command=["sh", "-c", "sleep 2; exit 3"])
@@ -92,7 +92,7 @@ def play(daemon: DaemonProcess) -> World:
     daemon.wait_lease(done["id"], "ended")
     wait_until(lambda: _job(daemon, writer)["state"] == "running", "the job runs")
     wait_until(lambda: _job(daemon, waiter)["state"] == "queued", "the other job waits")
-    return World(daemon, token, trainer, service, whole, writer, waiter, done)
+    return BusyMachine(daemon, token, trainer, service, whole, writer, waiter, done)
 
 
 def _written() -> list[str]:
