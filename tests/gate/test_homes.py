@@ -56,7 +56,9 @@ def body_of(*mounts: dict[str, Any], env: tuple[str, ...] = (), **host: object) 
 def put(body: dict[str, Any], *, image_env: tuple[str, ...] = (), caller: Caller = ALICE) -> dict[str, str]:
     binds = [mount for mount in body["HostConfig"]["Mounts"] if mount["Type"] == "bind"]
     needed_paths = [NeededPath(each["Source"], not each["ReadOnly"]) for each in binds]
-    return put_home(body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), needed_paths, needed_paths)
+    return put_home(
+        body, {"Env": list(image_env)}, Account(caller, (), "/homes/alice"), needed_paths, needed_paths
+    )
 
 
 @pytest.mark.parametrize(
