@@ -37,8 +37,9 @@ from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
 from gpushared.testing import ManualClock, SharedMemoryStore, StoreWorld
 from tests.pool.pools import job_id, spec
+from tests.pool.ready import ReadyNotifier
 from tests.pool.standbys import leading
-from tests.pool.test_doors import House, Notes, configured, served
+from tests.pool.test_listeners import ServedCoordinator, configured, served
 
 SECONDS = 20
 FILES = (audit_pb2, gpus_pb2, history_pb2, jobs_pb2, leases_pb2, link_pb2, pool_pb2)
@@ -60,7 +61,7 @@ def methods() -> Iterator[tuple[str, MethodDescriptor]]:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def coordinator(tmp_path: Path) -> AsyncIterator[ServedCoordinator]:
     """The coordinator b, while a leads."""
     world = StoreWorld()
     async with leading(world) as first:
@@ -94,12 +95,14 @@ def is_refused(answer: tuple[grpc.StatusCode, str]) -> bool:
     return code == grpc.StatusCode.UNAVAILABLE and "the coordinator b stands by, and a leads" in words
 
 
-async def test_each_call_is_answered_by_all_or_refused_by_one_that_stands_by(house: House) -> None:
+async def test_each_call_is_answered_by_all_or_refused_by_one_that_stands_by(
+    coordinator: ServedCoordinator,
+) -> None:
     undecided, served_here = [], set()
     for name, method in methods():
         if name in DECIDED_ELSEWHERE:
             continue
-        answer = await code_of(house.local, method)
+        answer = await code_of(coordinator.local, method)
         if answer[0] == grpc.StatusCode.UNIMPLEMENTED:
             continue  # a node's call, or one of strangers
         served_here.add(name)
@@ -110,21 +113,21 @@ async def test_each_call_is_answered_by_all_or_refused_by_one_that_stands_by(hou
     assert served_here >= {"Jobs/Submit", "Jobs/Tunnel", "PoolAdmin/DrainNode", "Leases/List"}
 
 
-async def test_the_names_that_are_decided_elsewhere_are_calls(house: House) -> None:
+async def test_the_names_that_are_decided_elsewhere_are_calls(coordinator: ServedCoordinator) -> None:
     names = {name for name, _ in methods()}
     assert names >= DECIDED_ELSEWHERE.keys() | ANSWERED_BY_ALL
-    async with house.by_tls(house.daemon.users_port) as users:
+    async with coordinator.by_tls(coordinator.daemon.users_port) as users:
         trust = await pool_pb2_grpc.JoinStub(users).GetTrust(pool_pb2.GetTrustRequest())
-        assert trust.anchors == house.authority.anchors_pem
+        assert trust.anchors == coordinator.authority.anchors_pem
         by_name = dict(methods())
         assert is_refused(await code_of(users, by_name["Join/Sign"]))
 
 
-async def test_the_calls_in_json_are_decided_in_the_same_way(house: House) -> None:
-    calls = list(house.daemon._json.calls)
+async def test_the_calls_in_json_are_decided_in_the_same_way(coordinator: ServedCoordinator) -> None:
+    calls = list(coordinator.daemon._json.calls)
     assert len(calls) > len(ANSWERED_BY_ALL)
     for path in calls:
-        body, age = await asyncio.to_thread(post, house, path)
+        body, age = await asyncio.to_thread(post, coordinator, path)
         name = path.rpartition(".")[2]
         if name.startswith(OWN_PAGE):
             assert body.get("code") != "unavailable", (path, body)
@@ -138,12 +141,12 @@ async def test_the_calls_in_json_are_decided_in_the_same_way(house: House) -> No
             )
 
 
-def post(house: House, path: str) -> tuple[dict[str, Any], str]:
+def post(coordinator: ServedCoordinator, path: str) -> tuple[dict[str, Any], str]:
     connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.sock.settimeout(SECONDS)
     try:
-        connection.sock.connect(str(Path(house.daemon._config.coordinator.runtime_dir) / SOCKET_NAME))
+        connection.sock.connect(str(Path(coordinator.daemon._config.coordinator.runtime_dir) / SOCKET_NAME))
         connection.request("POST", f"/{path}", "{}", {"Content-Type": "application/json"})
         answer = connection.getresponse()
         return json.loads(answer.read()), answer.getheader("Gpushare-Age-Seconds", "")
@@ -151,32 +154,32 @@ def post(house: House, path: str) -> tuple[dict[str, Any], str]:
         connection.close()
 
 
-async def test_an_answer_says_how_old_it_is_and_who_leads(house: House) -> None:
-    jobs = jobs_pb2_grpc.JobsStub(house.local)
+async def test_an_answer_says_how_old_it_is_and_who_leads(coordinator: ServedCoordinator) -> None:
+    jobs = jobs_pb2_grpc.JobsStub(coordinator.local)
     call = jobs.List(jobs_pb2.ListJobsRequest(all=True))
     assert [job.id for job in (await call).jobs] == [job_id(1)]
     metadata = dict(await call.trailing_metadata())
     assert float(metadata[AGE_METADATA]) >= 0.0
     nodes = await jobs.Nodes(jobs_pb2.NodesRequest())
     assert "the coordinator b stands by (a leads)" in nodes.notices[0]
-    status = await pool_pb2_grpc.PoolAdminStub(house.local).Status(pool_pb2.PoolStatusRequest())
+    status = await pool_pb2_grpc.PoolAdminStub(coordinator.local).Status(pool_pb2.PoolStatusRequest())
     assert (status.role, status.pool) == ("standby", "lab")
 
 
 async def test_a_leader_s_answer_has_no_age(tmp_path: Path) -> None:
     store = SharedMemoryStore(name="b")
-    async with served(tmp_path, store, coordinator__advertise="b") as house:
-        loop = house.daemon._loop
+    async with served(tmp_path, store, coordinator__advertise="b") as coordinator:
+        loop = coordinator.daemon._loop
         assert loop is not None
         async with asyncio.timeout(SECONDS):
             while True:
                 if loop.standby is None:
                     break
                 await asyncio.sleep(0.01)
-        call = jobs_pb2_grpc.JobsStub(house.local).List(jobs_pb2.ListJobsRequest())
+        call = jobs_pb2_grpc.JobsStub(coordinator.local).List(jobs_pb2.ListJobsRequest())
         await call
         assert AGE_METADATA not in dict(await call.trailing_metadata())
-        _, age = await asyncio.to_thread(post, house, "gpushare.v1.Jobs/List")
+        _, age = await asyncio.to_thread(post, coordinator, "gpushare.v1.Jobs/List")
         assert age == ""
 
 
@@ -197,15 +200,15 @@ class SlowStore(SharedMemoryStore):
 async def test_a_reload_before_it_serves_counts(tmp_path: Path) -> None:
     store = SlowStore(StoreWorld())
     Authority.create(tmp_path / CA_FOLDER, "lab", time.time())
-    notes = Notes()
+    notifier = ReadyNotifier()
     audit, history = SqliteAudit(tmp_path / "audit.db"), SqliteHistory(tmp_path / "history.db")
-    daemon = PoolDaemon(configured(tmp_path), PoolParts(store, ManualClock(1e6), audit, history), notes)
+    daemon = PoolDaemon(configured(tmp_path), PoolParts(store, ManualClock(1e6), audit, history), notifier)
     running = asyncio.create_task(daemon.run())
     async with asyncio.timeout(SECONDS):
         await store.is_read.wait()
         daemon.reload(configured(tmp_path, **{"queue.max_queued": "3"}))
         store.go_on.set()
-        await notes.served.wait()
+        await notifier.is_ready.wait()
     try:
         assert daemon._loop is not None
         assert daemon._loop.state.rules.max_queued == 3

@@ -48,10 +48,10 @@ async def test_a_silent_stream_outlives_as_many_pings_as_ten_minutes_have(
         handlers: dict[str, Any] = {"Wait": grpc.stream_stream_rpc_method_handler(silent)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Silent", handlers),))
 
-    door, options = CLIENTS[client]
-    server = ListenerServer(door, "127.0.0.1:0", None)
+    listener, options = CLIENTS[client]
+    server = ListenerServer(listener, "127.0.0.1:0", None)
     async with (
-        server.serving([Service("test.Silent", frozenset({door}), add)]),
+        server.serving([Service("test.Silent", frozenset({listener}), add)]),
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", faster(options, times)) as channel,
     ):
         stream: Any = channel.stream_stream("/test.Silent/Wait")

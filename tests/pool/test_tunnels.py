@@ -462,17 +462,17 @@ async def test_whoever_does_not_read_holds_up_only_themselves(tmp_path: Path) ->
         writer.close()
 
 
-# --- doors ---------------------------------------------------------------------------------------------
+# --- endpoints ---------------------------------------------------------------------------------------------
 
 
-async def test_a_door_that_closes_leaves_other_sockets_alone(
+async def test_an_endpoint_that_closes_leaves_other_sockets_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next socket gets its number; the event loop must not go on to look at the old one by it."""
     monkeypatch.setattr(tunnel_endpoints, "IDLE_SECONDS", -1.0)
     async with tunnel_world(tmp_path, echo) as world:
         path = Path(await world.endpoints.endpoint(JobId("9999999999"), 0, ADA))
-        await asyncio.sleep(0)  # its door waits for somebody
+        await asyncio.sleep(0)  # its endpoint waits for somebody
         reader, writer = await world.connect()
         assert not path.exists()
         writer.write(b"hello")
@@ -490,7 +490,7 @@ async def test_no_coordinator_names_files_elsewhere(tmp_path: Path, job: str) ->
             await world.endpoints.endpoint(JobId(job), 0, ADA)
 
 
-async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
+async def test_one_user_cannot_use_up_the_endpoints_nor_the_daemons_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tunnel_endpoints, "MAX_ENDPOINTS_PER_USER", 1)
@@ -510,7 +510,7 @@ async def test_one_user_cannot_use_up_the_doors_nor_the_daemons_files(
 # --- tunnels that are ready ------------------------------------------------------------------------------
 
 
-async def test_whoever_was_told_of_a_door_finds_connections_made(tmp_path: Path) -> None:
+async def test_whoever_was_told_of_an_endpoint_finds_connections_made(tmp_path: Path) -> None:
     """As many as ``docker run`` uses; the next one is made when it is asked for."""
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         path = await world.endpoints.endpoint(JOB, 0, ADA)
@@ -553,8 +553,8 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):
         opened = world.endpoints._open_tunnel
 
-        async def noted(door: tunnel_endpoints._Endpoint) -> tunnel_endpoints.Tunnel:
-            tunnel = await opened(door)
+        async def noted(endpoint: tunnel_endpoints._Endpoint) -> tunnel_endpoints.Tunnel:
+            tunnel = await opened(endpoint)
             calls.put_nowait(tunnel.call)
             return tunnel
 
@@ -573,7 +573,7 @@ async def test_a_connection_that_failed_before_it_was_used_is_made_anew(
 async def test_unused_connections_leave_room_for_those_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator counts them all as the user's, who may ask for many doors and use few."""
+    """The coordinator counts them all as the user's, who may ask for many endpoints and use few."""
     monkeypatch.setattr(tunnel_endpoints, "MAX_READY_PER_USER", 2)
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS_PER_PERSON", 3)
     async with tunnel_world(tmp_path, talk) as world, asyncio.timeout(30):

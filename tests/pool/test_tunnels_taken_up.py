@@ -156,12 +156,12 @@ async def test_nobody_takes_up_the_connection_of_another(tmp_path: Path) -> None
         assert await reader.readline() == b"HELLO\n"
         assert world.ends is not None
         name = next(name for name, one in world.ends._connections.items() if one.stream.received)
-        door = next(iter(world.endpoints._endpoints.values()))
-        again = await world.endpoints._open_tunnel(door, name)
+        endpoint = next(iter(world.endpoints._endpoints.values()))
+        again = await world.endpoints._open_tunnel(endpoint, name)
         with pytest.raises(Exception, match="a connection of that name is there"):
             await again.call.read()
         world.ends._connections[name].whose = ("bob", world.ends._connections[name].whose[1])
-        stolen = await world.endpoints._open_tunnel(door, name, 0)
+        stolen = await world.endpoints._open_tunnel(endpoint, name, 0)
         with pytest.raises(NotFound):
             await tunnel_endpoints._count(stolen.call)
         writer.write(b"still here\n")

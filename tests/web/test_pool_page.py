@@ -17,7 +17,7 @@ import pytest
 from gpushared.api.v1 import pool_pb2, pool_pb2_grpc
 from gpushared.pool.coordinator.app import SOCKET_NAME
 from tests.node.daemon import GPUSHARE
-from tests.pool.test_doors import House, served
+from tests.pool.test_listeners import ServedCoordinator, served
 from tests.web.certificates import CertificateMaker
 from tests.web.raw_browser import SECONDS, Answer, Connection, posted, request
 
@@ -30,8 +30,8 @@ UPGRADE = b"GET /gpushare.web/browser HTTP/1.1\r\nHost: x\r\nConnection: Upgrade
 class Site:
     """The page of a coordinator, its administrator, and ways in."""
 
-    def __init__(self, house: House, folder: Path, port: int, trusted: Path) -> None:
-        self.admin = pool_pb2_grpc.PoolAdminStub(house.local)
+    def __init__(self, coordinator: ServedCoordinator, folder: Path, port: int, trusted: Path) -> None:
+        self.admin = pool_pb2_grpc.PoolAdminStub(coordinator.local)
         self.port = port
         self.folder = folder
         self._trusted = trusted
@@ -102,8 +102,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         f'proxy_socket = "{folder}/run/proxy.sock"\nproxy_users = ["{account}"]\n'
         '[users.ada]\nadmin = true\nprincipals = ["ada@ws1"]\n'
     )
-    async with served(folder) as house:
-        made = Site(house, folder, port, maker.path)
+    async with served(folder) as coordinator:
+        made = Site(coordinator, folder, port, maker.path)
         async with asyncio.timeout(SECONDS):
             while not await made.listens():  # noqa: ASYNC110 - another task opens the ports
                 await asyncio.sleep(0.01)

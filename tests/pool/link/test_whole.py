@@ -16,7 +16,6 @@ from gpushared.config.job_settings import PoolConfig
 from gpushared.config.model import Config
 from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
 from gpushared.config.queue_rules import UserConfig
-from gpushared.daemon.systemd import Notifier
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.jobs import coordinator_events as m
 from gpushared.domain.jobs.attempt_log import Attempt
@@ -49,6 +48,7 @@ from gpushared.testing.fake_gpus import fake_gpu
 from gpushared.testing.fake_journal import MemoryJournal
 from tests.pool.link.member import Outbox, spec
 from tests.pool.link.proxy import Proxy
+from tests.pool.ready import ReadyNotifier, until_ready
 
 JOB = JobId("0123456789")
 POOL = "lab"
@@ -143,15 +143,6 @@ async def _account(owner: Owner, _: str) -> Caller:
     return Caller(1000, 1000, owner.name)
 
 
-class _Ready(Notifier):
-    def __init__(self) -> None:
-        super().__init__("")
-        self.told = asyncio.Event()
-
-    def ready(self, status: str) -> None:
-        self.told.set()
-
-
 @dataclass
 class World:
     """The pool's folder, and the coordinator while it runs."""
@@ -179,17 +170,12 @@ class World:
             privacy=self.privacy,
             users=self.users,
         )
-        ready = _Ready()
+        notifier = ReadyNotifier()
         self._daemon = PoolDaemon(
-            config, real_pool_parts(config), ready, factories=(*SERVICE_FACTORIES, self._note)
+            config, real_pool_parts(config), notifier, factories=(*SERVICE_FACTORIES, self._note)
         )
         self._task = asyncio.create_task(self._daemon.run())
-        told = asyncio.create_task(ready.told.wait())
-        async with asyncio.timeout(WAIT_SECONDS):
-            await asyncio.wait({self._task, told}, return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            told.cancel()
-            self._task.result()
+        await until_ready(self._task, notifier, WAIT_SECONDS)
         self.nodes_port = self._daemon.nodes_port
 
     def _note(self, coordinator: CoordinatorParts) -> Sequence[Service]:

@@ -20,7 +20,6 @@ from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, leases_pb2
 from gpushared.config.job_settings import PoolConfig
 from gpushared.config.pool_settings import CoordinatorConfig, CoordinatorSection
 from gpushared.config.queue_rules import UserConfig
-from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import GpushareError, PermissionRefused
 from gpushared.domain.model.request import Caller
 from gpushared.net.front import Front, listen
@@ -33,6 +32,7 @@ from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.trust.callers import unless
 from gpushared.pool.trust.people import coordinator_host
 from gpushared.pool.trust.pool_init import found_pool
+from tests.pool.ready import ReadyNotifier, until_ready
 from tests.pool.trust.coordinator import refusal, within
 
 GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import main; sys.exit(main())"]
@@ -107,33 +107,19 @@ async def a_world(folder: Path, node_caller: Caller) -> AsyncIterator[World]:
         runtime_dir=str(folder / "run"),
     )
     config = CoordinatorConfig(section, users={"ada": UserConfig(("ada@ws3",), admin=True)})
-    ready = _Ready()
-    daemon = PoolDaemon(config, real_pool_parts(config), ready)
+    notifier = ReadyNotifier()
+    daemon = PoolDaemon(config, real_pool_parts(config), notifier)
     enrolment = Enrolment(folder / "node" / "pool", time.time)
     memberships = Memberships(enrolment, lambda: PoolConfig(realm="cluster"), "ws3")
     async with AsyncExitStack() as stack:
         task = asyncio.create_task(daemon.run())
         stack.push_async_callback(_ended, daemon, task)
-        await within(
-            asyncio.wait({task, asyncio.create_task(ready.told.wait())}, return_when="FIRST_COMPLETED")
-        )
-        assert not task.done() or task.result()
+        await until_ready(task, notifier)
         listener = stack.enter_context(listen(folder / "node.sock", 0o600))
         routes = Routes(json=JsonApi(memberships.calls()).answer, docker=_no_docker)
         front = Front(folder / "unused", _Everybody(node_caller), routes)
         await stack.enter_async_context(front.serving(listener))
         yield World(folder, daemon, enrolment)
-
-
-class _Ready(Notifier):
-    """What systemd is told, as an event."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-        self.told = asyncio.Event()
-
-    def ready(self, status: str) -> None:
-        self.told.set()
 
 
 async def _ended(daemon: PoolDaemon, task: asyncio.Task[None]) -> None:

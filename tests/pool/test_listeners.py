@@ -1,4 +1,4 @@
-"""What is served at which door of a coordinator, and to whom."""
+"""What is served at which listener of a coordinator, and to whom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gpushared.api.v1 import jobs_pb2, jobs_pb2_grpc, link_pb2, link_pb2_grpc, pool_pb2, pool_pb2_grpc
 from gpushared.config.pool_settings import CoordinatorConfig, load_pool
-from gpushared.daemon.systemd import Notifier
 from gpushared.domain.model.errors import ConfigError
 from gpushared.pool.coordinator.app import SOCKET_NAME, PoolDaemon, PoolParts
 from gpushared.pool.trust.authority import Authority
@@ -26,26 +25,14 @@ from gpushared.pool.trust.trust import CA_FOLDER
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
 from gpushared.testing import ManualClock, MemoryStore
+from tests.pool.ready import ReadyNotifier, until_ready
 
 SECONDS = 20
 CLOSED = {grpc.StatusCode.UNAVAILABLE}
 
 
-class Notes(Notifier):
-    """Knows when the daemon said that it serves."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-        self.served = asyncio.Event()
-        self.texts: list[str] = []
-
-    def ready(self, status: str) -> None:
-        self.texts.append(status)
-        self.served.set()
-
-
-class House:
-    """A coordinator that serves, and ways in."""
+class ServedCoordinator:
+    """A coordinator that serves, and channels to its listeners."""
 
     def __init__(self, daemon: PoolDaemon, runtime: Path, authority: Authority) -> None:
         self.daemon = daemon
@@ -70,34 +57,32 @@ def configured(folder: Path, **flags: str) -> CoordinatorConfig:
 
 
 @asynccontextmanager
-async def served(folder: Path, store: MemoryStore | None = None, **flags: str) -> AsyncIterator[House]:
+async def served(
+    folder: Path, store: MemoryStore | None = None, **flags: str
+) -> AsyncIterator[ServedCoordinator]:
     config = configured(folder, **{name.replace("__", "."): word for name, word in flags.items()})
     authority = Authority.create(folder / CA_FOLDER, "lab", time.time())
-    notes = Notes()
+    notifier = ReadyNotifier()
     parts = PoolParts(
         store or MemoryStore(),
         ManualClock(time.time()),
         SqliteAudit(folder / "audit.db"),
         SqliteHistory(folder / "history.db"),
     )
-    daemon = PoolDaemon(config, parts, notes)
+    daemon = PoolDaemon(config, parts, notifier)
     running = asyncio.create_task(daemon.run())
-    waiting = asyncio.create_task(notes.served.wait())
-    done, _ = await asyncio.wait({running, waiting}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    if running in done:
-        waiting.cancel()
-        running.result()
-    house = House(daemon, folder / "run", authority)
+    await until_ready(running, notifier, SECONDS)
+    coordinator = ServedCoordinator(daemon, folder / "run", authority)
     try:
-        yield house
+        yield coordinator
     finally:
-        await house.local.close()
+        await coordinator.local.close()
         daemon.stop()
         await running
 
 
 @pytest.fixture
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def coordinator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServedCoordinator]:
     async with served(tmp_path_factory.mktemp("p")) as made:
         yield made
 
@@ -109,12 +94,14 @@ async def code_of(call: Awaitable[object]) -> grpc.StatusCode:
     return refused.value.code()
 
 
-async def test_administrators_of_the_machine_are_answered_at_the_unix_socket(house: House) -> None:
-    status = await pool_pb2_grpc.PoolAdminStub(house.local).Status(pool_pb2.PoolStatusRequest())
+async def test_administrators_of_the_machine_are_answered_at_the_unix_socket(
+    coordinator: ServedCoordinator,
+) -> None:
+    status = await pool_pb2_grpc.PoolAdminStub(coordinator.local).Status(pool_pb2.PoolStatusRequest())
     assert (status.pool, status.phase) == ("lab", "normal")
 
 
-async def test_reflection_is_for_administrators(house: House) -> None:
+async def test_reflection_is_for_administrators(coordinator: ServedCoordinator) -> None:
     async def services(channel: grpc.aio.Channel) -> set[str]:
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         # types-grpcio-reflection knows neither asyncio's channels nor the stub's calls.
@@ -123,25 +110,27 @@ async def test_reflection_is_for_administrators(house: House) -> None:
         told = [answer async for answer in answers]
         return {one.name for one in told[0].list_services_response.service}
 
-    assert {"gpushare.v1.PoolAdmin", "gpushare.v1.Jobs"} <= await services(house.local)
-    async with house.by_tls(house.daemon.users_port) as users:
+    assert {"gpushare.v1.PoolAdmin", "gpushare.v1.Jobs"} <= await services(coordinator.local)
+    async with coordinator.by_tls(coordinator.daemon.users_port) as users:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await services(users)
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_anybody_may_ask_at_the_users_door_how_it_is_and_whom_to_trust(house: House) -> None:
-    async with house.by_tls(house.daemon.users_port) as users:
+async def test_anybody_may_ask_the_users_listener_how_it_is_and_whom_to_trust(
+    coordinator: ServedCoordinator,
+) -> None:
+    async with coordinator.by_tls(coordinator.daemon.users_port) as users:
         asked = health_pb2.HealthCheckRequest(service="gpushare.v1.Jobs")
         stub: Any = health_pb2_grpc.HealthStub(users)  # types-grpcio-health-checking lacks its calls
         health = await stub.Check(asked)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         trust = await pool_pb2_grpc.JoinStub(users).GetTrust(pool_pb2.GetTrustRequest())
-        assert (trust.pool, trust.anchors) == ("lab", house.authority.anchors_pem)
+        assert (trust.pool, trust.anchors) == ("lab", coordinator.authority.anchors_pem)
 
 
-async def test_without_a_token_nothing_else_is_answered_there(house: House) -> None:
-    async with house.by_tls(house.daemon.users_port) as users:
+async def test_without_a_token_nothing_else_is_answered_there(coordinator: ServedCoordinator) -> None:
+    async with coordinator.by_tls(coordinator.daemon.users_port) as users:
         admin = pool_pb2_grpc.PoolAdminStub(users)
         denied = grpc.StatusCode.PERMISSION_DENIED
         assert await code_of(admin.Status(pool_pb2.PoolStatusRequest())) == denied
@@ -156,25 +145,29 @@ async def test_without_a_token_nothing_else_is_answered_there(house: House) -> N
 
 @pytest.mark.parametrize("call", ["Join/GetTrust", "Join/Sign"])
 async def test_bytes_that_are_no_message_are_refused_without_a_traceback(
-    house: House, call: str, caplog: pytest.LogCaptureFixture
+    coordinator: ServedCoordinator, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with house.by_tls(house.daemon.users_port) as users:
+    async with coordinator.by_tls(coordinator.daemon.users_port) as users:
         bytes_as_they_are: Any = users.unary_unary(f"/gpushare.v1.{call}")
         assert await code_of(bytes_as_they_are(b"\0")) == grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in caplog.text
 
 
-async def test_at_the_nodes_door_nobody_comes_in_without_a_certificate(house: House) -> None:
-    async with house.by_tls(house.daemon.nodes_port) as nodes:
+async def test_at_the_nodes_listener_nobody_is_answered_without_a_certificate(
+    coordinator: ServedCoordinator,
+) -> None:
+    async with coordinator.by_tls(coordinator.daemon.nodes_port) as nodes:
         trust = pool_pb2_grpc.JoinStub(nodes).GetTrust(pool_pb2.GetTrustRequest())
         assert await code_of(trust) in CLOSED
 
 
-async def test_who_expects_another_pool_s_certificate_does_not_talk(house: House, tmp_path: Path) -> None:
+async def test_who_expects_another_pool_s_certificate_does_not_talk(
+    coordinator: ServedCoordinator, tmp_path: Path
+) -> None:
     other = Authority.create(tmp_path / "other", "lab", time.time())
     trusted = grpc.ssl_channel_credentials(root_certificates=other.anchors_pem)
     named = [("grpc.ssl_target_name_override", coordinator_host("lab"))]
-    address = f"127.0.0.1:{house.daemon.users_port}"
+    address = f"127.0.0.1:{coordinator.daemon.users_port}"
     async with grpc.aio.secure_channel(address, trusted, options=named) as channel:
         trust = pool_pb2_grpc.JoinStub(channel).GetTrust(pool_pb2.GetTrustRequest())
         assert await code_of(trust) in CLOSED
@@ -202,24 +195,26 @@ async def test_without_an_authority_it_says_how_to_begin(tmp_path: Path) -> None
         SqliteAudit(tmp_path / "audit.db"),
         SqliteHistory(tmp_path / "history.db"),
     )
-    daemon = PoolDaemon(configured(tmp_path), parts, Notes())
+    daemon = PoolDaemon(configured(tmp_path), parts, ReadyNotifier())
     with pytest.raises(ConfigError) as told:
         await daemon.run()
     assert "gpushare pool init NAME" in told.value.hint
 
 
-async def test_a_reload_takes_over_people_and_figures_and_refuses_contradictions(house: House) -> None:
-    loop = house.daemon._loop
+async def test_a_reload_takes_over_people_and_figures_and_refuses_contradictions(
+    coordinator: ServedCoordinator,
+) -> None:
+    loop = coordinator.daemon._loop
     assert loop is not None
-    config = house.daemon._config
+    config = coordinator.daemon._config
     folder = Path(config.coordinator.state_dir)
     file = folder / "pool.toml"
     file.write_text('[queue]\nmax_queued = 3\n[users.ada]\nprincipals = ["ada@lab"]\n')
-    house.daemon.reload(load_pool(file))
+    coordinator.daemon.reload(load_pool(file))
     assert loop.state.rules.max_queued == 3
-    assert house.daemon._people.persons == {"ada@lab": "ada"}
+    assert coordinator.daemon._people.persons == {"ada@lab": "ada"}
     file.write_text('[users.ada]\nprincipals = ["a@lab"]\n[users.bob]\nprincipals = ["a@lab"]\n')
     with pytest.raises(ConfigError, match="both ada and bob"):
-        house.daemon.reload(load_pool(file))
-    assert house.daemon._people.persons == {"ada@lab": "ada"}
+        coordinator.daemon.reload(load_pool(file))
+    assert coordinator.daemon._people.persons == {"ada@lab": "ada"}
     assert loop.state.rules.max_queued == 3

@@ -1,4 +1,4 @@
-"""The coordinator's gRPC servers: what each door takes at once."""
+"""The coordinator's gRPC servers: what each listener takes at once."""
 
 from __future__ import annotations
 
