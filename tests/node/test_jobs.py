@@ -397,7 +397,7 @@ def test_each_attempt_s_output_is_had_while_the_next_one_waits_and_after(
     assert [base64.b64decode(one["data"]) for one in streamed["items"]] == [b"1\n"]
 
 
-def test_more_jobs_than_the_node_s_queue_takes_wait_in_the_book_and_all_run(
+def test_more_jobs_than_the_node_s_queue_takes_wait_in_the_job_store_and_all_run(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
     """The queue's bound is one for requests; people who wait at a terminal find room in it meanwhile."""

@@ -50,7 +50,7 @@ def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
         engine=docker_engine,
         simulate="h100",
         config=CLAIMED_AT_LEISURE,
-        command=(sys.executable, "-m", "tests.node.dying"),
+        command=(sys.executable, "-m", "tests.node.dying_node"),
         environment={"PYTHONPATH": str(parts.ROOT)},
     )
     with dying(daemon) as scene:

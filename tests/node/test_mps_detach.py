@@ -43,7 +43,7 @@ def daemon(new_daemon: NewDaemon, docker_engine: str, mps: FakeMps) -> DaemonPro
     started = new_daemon(
         engine=docker_engine,
         config=f'[sharing]\nmps_binary = "{mps.binary}"\n',
-        command=(sys.executable, "-m", "tests.node.patient"),
+        command=(sys.executable, "-m", "tests.node.long_mps_limits"),
         environment={"PYTHONPATH": str(parts.ROOT)},
     )
     started.start()

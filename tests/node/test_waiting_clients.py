@@ -22,7 +22,7 @@ from tests.node.conftest import NewDaemon
 from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, connected, wait_until
 
 ALICE, BOB = 61001, 61002
-TALKATIVE = (sys.executable, "-m", "tests.node.talkative")
+FREQUENT_INTERIM = (sys.executable, "-m", "tests.node.frequent_interim")
 ONE_GPU = "gpushare.gpu"
 MAX_WAIT = "gpushare.max-wait"
 TOO_MANY, BAD = 429, 400
@@ -35,7 +35,7 @@ def node(request: pytest.FixtureRequest, new_daemon: NewDaemon) -> DaemonProcess
     engine = "docker_engine" if request.param == "create waits" else "cdi_engine"
     found: str | CdiEngine = request.getfixturevalue(engine)
     socket = found if isinstance(found, str) else found.socket
-    daemon = new_daemon(engine=socket, simulate="h100", command=TALKATIVE)
+    daemon = new_daemon(engine=socket, simulate="h100", command=FREQUENT_INTERIM)
     daemon.start()
     return daemon
 

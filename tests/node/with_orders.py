@@ -1,4 +1,4 @@
-"""A daemon with a side door by which tests are its coordinators: a line of JSON in, a line of JSON out.
+"""A daemon with a socket by which tests are its coordinators: a line of JSON in, a line of JSON out.
 
 It can also kill itself: at a named point of making a job's container, once, or with ``every write`` before
 and after each kind of write of an attempt's record. ``GPUSHARED_DIES`` says which.
@@ -35,7 +35,7 @@ WAIT_SECONDS = 20.0
 EVERY_WRITE = "every write"
 
 
-class SideDoor:
+class OrderSocket:
     """Answers one line after the other."""
 
     def __init__(self, jobs: JobHost) -> None:
@@ -139,7 +139,7 @@ def _die_once(notes: Path) -> None:
 def parts_with_orders(config: Config) -> Parts:
     point, notes = os.environ.get("GPUSHARED_DIES", ""), Path(config.node.state_dir).with_name("died")
     parts = real_parts(config)
-    open_side_door(notes.with_name("orders"))
+    open_order_socket(notes.with_name("orders"))
     if point == EVERY_WRITE:
         return replace(parts, journal=DyingJournal(parts.journal, notes))
     if point:
@@ -147,16 +147,16 @@ def parts_with_orders(config: Config) -> Parts:
     return parts
 
 
-def open_side_door(door: Path) -> None:
+def open_order_socket(path: Path) -> None:
     """Serve the orders beside the jobs."""
     serve = JobHost.serve
 
-    async def with_door(self: JobHost, routes: Routes, stack: AsyncExitStack) -> None:
-        server = await asyncio.start_unix_server(SideDoor(self).converse, door)
+    async def serve_with_orders(self: JobHost, routes: Routes, stack: AsyncExitStack) -> None:
+        server = await asyncio.start_unix_server(OrderSocket(self).converse, path)
         stack.callback(server.close)
         await serve(self, routes, stack)
 
-    JobHost.serve = with_door  # type: ignore[method-assign]  # the door is the point
+    JobHost.serve = serve_with_orders  # type: ignore[method-assign]  # the socket is the point
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ async def test_no_account_of_the_system_is_somebody_s_only_because_it_is_called_
 
 
 @pytest.mark.usefixtures("login_defs")
-async def test_only_by_the_node_s_own_book_does_somebody_keep_the_trust_of_their_groups() -> None:
+async def test_only_for_the_node_s_own_jobs_does_somebody_keep_the_trust_of_their_groups() -> None:
     accounts, owner = LocalAccounts(RULES), Owner("games@ws1", "games")
     trusts = [(await accounts.caller(owner, coordinator)).trusted for coordinator in ("", "pool")]
     assert trusts == [True, False]

@@ -462,7 +462,7 @@ async def test_whoever_does_not_read_holds_up_only_themselves(tmp_path: Path) ->
         writer.close()
 
 
-# --- endpoints ---------------------------------------------------------------------------------------------
+# --- endpoints -----------------------------------------------------------------------------------------
 
 
 async def test_an_endpoint_that_closes_leaves_other_sockets_alone(

@@ -126,12 +126,12 @@ class Interned(Generic[T]):
 
 @dataclass(frozen=True)
 class NodeSide:
-    """A node: its book, and whether it is off. What is running in its book runs, where it is not off.
+    """A node: its log, and whether it is off. What is running in its log runs, where it is not off.
 
     ``cut``: it was off, and nothing comes to it before it has a new connection.
     """
 
-    book: AttemptLog
+    log: AttemptLog
     off: bool = False
     cut: bool = False
 
@@ -197,7 +197,7 @@ class Search:
             left ^= bit
             number = bit.bit_length() - 1
             node, message = self.messages.values[number]
-            record = self.sides.values[sides[self.names.index(node)]].book.get(message.key)
+            record = self.sides.values[sides[self.names.index(node)]].log.get(message.key)
             passed = self._to_node[number] or (job is not None and message.key.number < _under_way(job))
             if passed and record is not None and record.state.is_final:
                 kept ^= bit
@@ -229,7 +229,7 @@ class Search:
 
     def _all_came(self, key: AttemptKey, world: World) -> bool:
         """Whether each node once had its part of a gang's attempt reserved."""
-        records = [self.sides.values[side].book.get(key) for side in world[1]]
+        records = [self.sides.values[side].log.get(key) for side in world[1]]
         return sum(one is not None and one.lease is not None for one in records) >= self.story.spec.nodes
 
     def _check_ends(self) -> None:
@@ -305,7 +305,7 @@ class Search:
                 on = self._side(replace(side, off=False))
                 yield f"{node} is on again", (coordinator, _with(sides, at, on), sent, copy, budget)
                 continue
-            for key, record in sorted(side.book.live.items()):
+            for key, record in sorted(side.log.live.items()):
                 for what, number in self._goes_on(record):
                     after, more = self._changed(sides[at], node, key, number)
                     yield f"{node}: {key} {what}", (
@@ -417,9 +417,9 @@ class Search:
                 return m.AttemptReported(node, message)
             case "hello":
                 assert node is not None
-                book = self.sides.values[number].book
-                told = attempt_log.reports(book)
-                return m.NodeRegistered(node, inventory(node), HeartbeatReport(), told, seen_epoch=book.epoch)
+                log = self.sides.values[number].log
+                told = attempt_log.reports(log)
+                return m.NodeRegistered(node, inventory(node), HeartbeatReport(), told, seen_epoch=log.epoch)
             case "submit":
                 return m.JobSubmitted(JOB, self.story.spec, old=number < self.story.restores)
             case "cancel":
@@ -464,20 +464,20 @@ class Search:
         return self._by_node[key]
 
     def taken(self, side: int, node: NodeName, number: int) -> Step:
-        """What the real book makes of an order."""
+        """What the real log makes of an order."""
         before = self.sides.values[side]
         order = self.messages.values[number][1]
         assert not isinstance(order, Report | StaleEpoch)
-        taken = self.take(before.book, order)
+        taken = self.take(before.log, order)
         if self.story.quick and taken.work is attempt_log.OrderWork.PREPARE:
             return self._changed(
-                self._side(replace(before, book=taken.attempt_log)), node, order.key, RESERVES
+                self._side(replace(before, log=taken.attempt_log)), node, order.key, RESERVES
             )
         sent = self._message(node, taken.report, to_node=False)
-        return self._side(replace(before, book=taken.attempt_log)), sent
+        return self._side(replace(before, log=taken.attempt_log)), sent
 
-    def take(self, book: AttemptLog, order: Order) -> attempt_log.OrderAnswer:
-        return attempt_log.take(book, order, ACCOUNT, None, NOW, boot_id=BOOT)
+    def take(self, log: AttemptLog, order: Order) -> attempt_log.OrderAnswer:
+        return attempt_log.take(log, order, ACCOUNT, None, NOW, boot_id=BOOT)
 
     def _goes_on(self, record: Attempt) -> Iterator[tuple[str, int]]:
         """What may become of an attempt by itself; the number says which of ``CHANGES``."""
@@ -505,46 +505,46 @@ class Search:
         if known not in self._by_node:
             before = self.sides.values[side]
             state, ending = CHANGES[number]
-            book = attempt_log.changed(before.book, key, state, lease=LeaseId("l-1"), ending=ending, now=NOW)
-            sent = self._message(node, attempt_log.report_of(book.records[key]), to_node=False)
-            self._by_node[known] = self._side(replace(before, book=book)), sent
+            log = attempt_log.changed(before.log, key, state, lease=LeaseId("l-1"), ending=ending, now=NOW)
+            sent = self._message(node, attempt_log.report_of(log.records[key]), to_node=False)
+            self._by_node[known] = self._side(replace(before, log=log)), sent
         return self._by_node[known]
 
     def _rebooted(self, side: int, node: NodeName) -> Step:
-        """Its containers are gone; its book is not, and says so."""
+        """Its containers are gone; its log is not, and says so."""
         before, sent = self.sides.values[side], 0
-        book = self.after_reboot(before.book)
-        over = self.over_with_boot(book)
-        for key, record in sorted(before.book.live.items()):
-            if key in book.records and (key in over or record.state is AttemptState.RUNNING):
-                book = attempt_log.changed(book, key, AttemptState.ENDED, ending=LOST, now=NOW)
-                sent |= self._message(node, attempt_log.report_of(book.records[key]), to_node=False)
-        return self._side(replace(before, book=book)), sent
+        log = self.after_reboot(before.log)
+        over = self.over_with_boot(log)
+        for key, record in sorted(before.log.live.items()):
+            if key in log.records and (key in over or record.state is AttemptState.RUNNING):
+                log = attempt_log.changed(log, key, AttemptState.ENDED, ending=LOST, now=NOW)
+                sent |= self._message(node, attempt_log.report_of(log.records[key]), to_node=False)
+        return self._side(replace(before, log=log)), sent
 
-    def over_with_boot(self, book: AttemptLog) -> tuple[AttemptKey, ...]:
+    def over_with_boot(self, log: AttemptLog) -> tuple[AttemptKey, ...]:
         """What must not begin any more."""
-        return attempt_log.of_earlier_boots(book, NEXT_BOOT)
+        return attempt_log.of_earlier_boots(log, NEXT_BOOT)
 
-    def after_reboot(self, book: AttemptLog) -> AttemptLog:
+    def after_reboot(self, log: AttemptLog) -> AttemptLog:
         """A node forgets nothing."""
-        return book
+        return log
 
     def _heard(self, side: int, epoch: int) -> int:
         before = self.sides.values[side]
-        return self._side(replace(before, book=attempt_log.heard(before.book, epoch), cut=False))
+        return self._side(replace(before, log=attempt_log.heard(before.log, epoch), cut=False))
 
     def _side(self, side: NodeSide) -> int:
-        book = side.book
+        log = side.log
         records = tuple(
             (key, one.state, one.revision, one.lease, one.ending, one.facts is not None, one.cancelled_by)
-            for key, one in sorted(book.records.items())
+            for key, one in sorted(log.records.items())
         )
-        return self.sides.number((records, book.epoch, book.next_revision, side.off, side.cut), side)
+        return self.sides.number((records, log.epoch, log.next_revision, side.off, side.cut), side)
 
     def _runs(self, side: int) -> tuple[AttemptKey, ...]:
         while len(self._running) <= side:
             one = self.sides.values[len(self._running)]
-            live = () if one.off else one.book.live.items()
+            live = () if one.off else one.log.live.items()
             self._running.append(tuple(key for key, record in live if record.state is AttemptState.RUNNING))
         return self._running[side]
 

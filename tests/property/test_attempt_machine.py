@@ -133,8 +133,8 @@ class AttemptMachine(NodeMachine):
         """The usual way, so that deep states are common: claimed, created, running, over."""
         coordinator, key = self.some(pick)
         for _ in range(steps):
-            book = self.state.attempts.get(coordinator)
-            attempt = book.live.get(key) if book is not None else None
+            log = self.state.attempts.get(coordinator)
+            attempt = log.live.get(key) if log is not None else None
             if attempt is not None and attempt.lease is not None:
                 self.a_lease_goes_on(list(self.state.leases).index(attempt.lease), 0.25, code)
 
@@ -194,8 +194,8 @@ class AttemptMachine(NodeMachine):
     @invariant()
     def what_is_on_disk_is_what_is_known(self) -> None:
         if self.batch is None:
-            books = self.state.attempts.items()
-            known = {(name, key): one for name, book in books for key, one in book.records.items()}
+            logs = self.state.attempts.items()
+            known = {(name, key): one for name, log in logs for key, one in log.records.items()}
             assert known == self.records
 
     def commit(self, step: Step) -> None:
@@ -214,13 +214,13 @@ class AttemptMachine(NodeMachine):
         super().check_step(before, event, step)
         if not isinstance(event, OrderTaken):
             return
-        book = step.state.attempts[event.coordinator]
+        log = step.state.attempts[event.coordinator]
         if isinstance(step.report, StaleEpoch):
-            assert event.order.epoch < step.report.epoch == book.epoch
+            assert event.order.epoch < step.report.epoch == log.epoch
             assert step.attempts == ()
         else:
             assert isinstance(step.report, Report)
-            record = book.records[event.order.key]
+            record = log.records[event.order.key]
             assert (step.report.state, step.report.revision) == (record.state, record.revision)
 
     def some(self, pick: int) -> tuple[str, AttemptKey]:
@@ -232,7 +232,7 @@ class AttemptMachine(NodeMachine):
         return ("", POOL)[pick % 2], key_of(pick)
 
     def live(self) -> list[tuple[str, Attempt]]:
-        return [(name, one) for name, book in self.state.attempts.items() for one in book.live.values()]
+        return [(name, one) for name, log in self.state.attempts.items() for one in log.live.values()]
 
     @property
     def boot_id(self) -> str:

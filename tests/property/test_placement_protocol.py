@@ -131,10 +131,10 @@ class _TakesSilenceForDeath(_WithGivingUp):
 
 
 class _WithoutTombstones(Search):
-    def take(self, book: AttemptLog, order: Order) -> OrderAnswer:
-        taken = super().take(book, order)
-        if isinstance(order, Query | CancelPart) and book.get(order.key) is None:
-            return replace(taken, attempt_log=book)
+    def take(self, log: AttemptLog, order: Order) -> OrderAnswer:
+        taken = super().take(log, order)
+        if isinstance(order, Query | CancelPart) and log.get(order.key) is None:
+            return replace(taken, attempt_log=log)
         return taken
 
 
@@ -162,20 +162,20 @@ class _WithoutMatching(Search):
 
 
 class _Forgetful(Search):
-    """Nodes whose books lose what was written last when they lose power."""
+    """Nodes whose logs lose what was written last when they lose power."""
 
     def tidied(self, world: World) -> World:
         return world
 
-    def after_reboot(self, book: AttemptLog) -> AttemptLog:
-        return AttemptLog(epoch=book.epoch, next_revision=book.next_revision)
+    def after_reboot(self, log: AttemptLog) -> AttemptLog:
+        return AttemptLog(epoch=log.epoch, next_revision=log.next_revision)
 
 
 class _ResumesAfterBoot(Search):
     """Nodes that go on, after they were off, with what had not begun before."""
 
-    def over_with_boot(self, book: AttemptLog) -> tuple[AttemptKey, ...]:
-        del book
+    def over_with_boot(self, log: AttemptLog) -> tuple[AttemptKey, ...]:
+        del log
         return ()
 
 
@@ -209,8 +209,8 @@ class _SaysBeforeItWrites(Search):
 class _WithoutEpochs(Search):
     """Nodes that take orders of any epoch."""
 
-    def take(self, book: AttemptLog, order: Order) -> OrderAnswer:
-        return super().take(book, replace(order, epoch=max(order.epoch, book.epoch)))
+    def take(self, log: AttemptLog, order: Order) -> OrderAnswer:
+        return super().take(log, replace(order, epoch=max(order.epoch, log.epoch)))
 
 
 WRONG = {
@@ -263,7 +263,7 @@ def test_a_gang_that_keeps_its_other_parts_when_one_is_lost_is_found(monkeypatch
 # --- what the world itself promises --------------------------------------------------------------------
 
 
-def test_a_book_says_the_same_again_to_the_same_order() -> None:
+def test_an_attempt_log_says_the_same_again_to_the_same_order() -> None:
     """So that it does not matter how often it comes."""
     search = Search(Story())
     search.run()
@@ -280,5 +280,5 @@ def test_the_searched_worlds_are_many_and_different() -> None:
     search = Search(Story(cancels=1)).run()
     ends = {search._ended(world[0]) for world in search.worlds}
     assert {type(end).__name__ for end in ends} == {"NoneType", "Succeeded", "JobFailed", "Cancelled"}
-    assert any(isinstance(side, NodeSide) and side.book.records for side in search.sides.values)
+    assert any(isinstance(side, NodeSide) and side.log.records for side in search.sides.values)
     assert attempt_log.NEVER_SEEN.kind is EndKind.LOST

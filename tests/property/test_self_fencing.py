@@ -59,7 +59,7 @@ class World:
     """
 
     state: PoolState
-    book: AttemptLog
+    log: AttemptLog
     now: float = NOW
     contact_at: float = 0.0
     late: float | None = None
@@ -76,7 +76,7 @@ class World:
     def shape(self) -> object:
         job = self.state.jobs[JOB]
         heard_at = self.state.members[FIRST].heard_at
-        record = self.book.records[KEY]
+        record = self.log.records[KEY]
         state = type(job.state), job.attempts
         guard = self.armed_at, self.guard_steps
         return self.now, self.contact_at, self.late, self.fenced, guard, heard_at, state, record.state
@@ -121,10 +121,10 @@ class Fencing:
         step = handle(state, m.JobSubmitted(JOB, SPEC), NOW, SNAPSHOT)
         (send,) = (one for one in step.instructions if isinstance(one, m.Send))
         assert send.node == FIRST
-        book = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).attempt_log
-        book = attempt_log.changed(book, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
-        report = attempt_log.report_of(book.records[KEY])
-        return World(handle(step.state, m.AttemptReported(FIRST, report), NOW, SNAPSHOT).state, book)
+        log = attempt_log.take(AttemptLog(), send.order, ACCOUNT, None, NOW).attempt_log
+        log = attempt_log.changed(log, KEY, AttemptState.RUNNING, lease=LeaseId("l-1"), now=NOW)
+        report = attempt_log.report_of(log.records[KEY])
+        return World(handle(step.state, m.AttemptReported(FIRST, report), NOW, SNAPSHOT).state, log)
 
     def stepped(self, world: World, link: str) -> World:
         """A step later: the coordinator's beat, then the node, then its guard, then the coordinator."""
@@ -155,7 +155,7 @@ class Fencing:
         if link == AWAY:
             return world
         clock = world.elapsed * self.rate
-        due = attempt_log.to_fence(world.book, world.contact_at, clock)
+        due = attempt_log.to_fence(world.log, world.contact_at, clock)
         fenced = self.fences_by_daemon and KEY in due
         return replace(world, fenced=fenced, armed_at=clock if self.renewed_by_life else world.contact_at)
 
@@ -170,15 +170,15 @@ class Fencing:
 
     def _ended(self, world: World) -> World:
         fenced = Ending(EndKind.FENCED, "it heard nothing")
-        book = attempt_log.changed(world.book, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
-        return replace(world, book=book)
+        log = attempt_log.changed(world.log, KEY, AttemptState.ENDED, ending=fenced, now=world.now)
+        return replace(world, log=log)
 
     def _check(self, world: World) -> None:
         job = world.state.jobs[JOB]
         second = isinstance(job.state, Placing | Running) and job.attempts > 1
         if second:
             self.replaced += 1
-        still = world.book.records[KEY].state is AttemptState.RUNNING
+        still = world.log.records[KEY].state is AttemptState.RUNNING
         assert not (second and still), f"both run {world.elapsed:g} seconds after the start"
 
 

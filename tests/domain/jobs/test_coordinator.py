@@ -704,7 +704,7 @@ def test_the_node_through_which_a_job_came_is_told_of_each_change_of_it() -> Non
 # --- a node's own jobs ---------------------------------------------------------------------------------
 
 
-def test_in_a_nodes_own_book_everything_goes_into_the_nodes_queue_at_once() -> None:
+def test_in_a_nodes_own_job_store_everything_goes_into_the_nodes_queue_at_once() -> None:
     """Where it waits with everybody else, unless it is not to wait."""
     pool = Pool(rules=replace(RULES, here=True))
     pool.hello("")

@@ -38,13 +38,13 @@ def test_all_are_told_of_but_only_what_is_under_way_and_the_newest_that_is_over_
 
 
 def test_a_busy_month_is_a_hello_of_a_megabyte_or_so() -> None:
-    book = restored([record(number) for number in range(MONTH_OF_JOBS)])
-    assert sum(len(report_bytes(report)) for report in reports(book)) < 2 * SPEC_BYTES + 350 * MONTH_OF_JOBS
+    log = restored([record(number) for number in range(MONTH_OF_JOBS)])
+    assert sum(len(report_bytes(report)) for report in reports(log)) < 2 * SPEC_BYTES + 350 * MONTH_OF_JOBS
 
 
 def test_however_much_is_under_way_it_comes_with_its_spec() -> None:
-    book = restored([record(number, AttemptState.RUNNING) for number in range(MONTH_OF_JOBS)])
-    assert all(report.spec is not None for report in reports(book))
+    log = restored([record(number, AttemptState.RUNNING) for number in range(MONTH_OF_JOBS)])
+    assert all(report.spec is not None for report in reports(log))
 
 
 def test_a_gang_s_part_that_is_over_says_what_it_was() -> None:

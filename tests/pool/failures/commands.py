@@ -12,7 +12,7 @@ from typing import Final
 from tests.pool.failures.daemons import Node
 from tests.pool.failures.machine import wait_until
 
-TYPIST: Final = Path(__file__).with_name("typist.py")
+COMMAND_FORKS: Final = Path(__file__).with_name("command_forks.py")
 WAITS_FOR_IT: Final = "trying again for"
 
 
@@ -133,13 +133,13 @@ class Typed:
         return f"{' '.join(self.words)[:200]}\n  code {self.code}\n  out {self.out!r}\n  err {self.err!r}"
 
 
-class Desk:
+class Shell:
     """Where a user of a node's machine types commands, many at once."""
 
     def __init__(self, node: Node, directory: Path) -> None:
         self._directory = directory
-        self._typist = node.machine.talk_to(
-            *("env", f"GPUSHARE_HOST=unix://{node.socket}", sys.executable, str(TYPIST))
+        self._forks = node.machine.talk_to(
+            *("env", f"GPUSHARE_HOST=unix://{node.socket}", sys.executable, str(COMMAND_FORKS))
         )
         self._typed = 0
 
@@ -148,19 +148,19 @@ class Desk:
         self._typed += 1
         typed = Typed(row, list(words), self._directory / str(self._typed))
         typed.directory.mkdir()
-        assert self._typist.stdin is not None
-        assert self._typist.stdout is not None
+        assert self._forks.stdin is not None
+        assert self._forks.stdout is not None
         order = {"words": typed.words, "directory": str(typed.directory)}
-        print(json.dumps(order), file=self._typist.stdin, flush=True)
-        assert self._typist.stdout.readline(), "the typist died"
+        print(json.dumps(order), file=self._forks.stdin, flush=True)
+        assert self._forks.stdout.readline(), "the process that forks died"
         return typed
 
     def close(self) -> None:
-        assert self._typist.stdin is not None
-        assert self._typist.stdout is not None
-        self._typist.stdin.close()
-        self._typist.stdout.close()
-        self._typist.wait()
+        assert self._forks.stdin is not None
+        assert self._forks.stdout is not None
+        self._forks.stdin.close()
+        self._forks.stdout.close()
+        self._forks.wait()
 
 
 def wait_for(typed: Iterable[Typed], look: Callable[[Typed], object], what: str) -> None:

@@ -13,7 +13,7 @@ from tests.pool.failures.machine import BrokenBed, wait_until
 from tests.pool.failures.world import World
 
 HOUR, DAY = 3600.0, 86400.0
-LIAR = Path(__file__).with_name("liar.py")
+LYING_NODE = Path(__file__).with_name("lying_node.py")
 
 
 def _stranger(world: World) -> Node:
@@ -133,21 +133,24 @@ def test_a_node_that_claims_gpus_which_it_has_not_keeps_no_job_from_running(
     """It cannot pass for another node; what it took and never began goes on when it is called off."""
     stranger.join(world.coordinator)
     stranger.stop()
-    liar = stranger.machine.start(
+    lying_node = stranger.machine.start(
         sys.executable,
-        str(LIAR),
+        str(LYING_NODE),
         str(stranger.state_dir / "pool"),
         f"{world.coordinator.address}:7441",
-        log="liar.log",
+        log="lying_node.log",
     )
-    wait_until(lambda: "a: refused" in liar.tail() and "d: welcomed" in liar.tail(), "it tried both names")
+    wait_until(
+        lambda: "a: refused" in lying_node.tail() and "d: welcomed" in lying_node.tail(),
+        "it tried both names",
+    )
     world.wait_ready(["d"])
     job = world.submit("--model", "b200")
     world.wait_state(job, "placing")
     honest = world.submit()
     assert world.wait_running(honest)[0].node != "d"
     world.screen("drain", "d", "--reason", "it lies")
-    liar.kill()
+    lying_node.kill()
     world.wait_presence("d", "unknown")
     assert "one job was there" in world.screen("node", "forget", "d", "--is-off")
     assert world.wait_state(job, "queued")["reason"]

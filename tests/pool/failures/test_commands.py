@@ -23,8 +23,8 @@ from tests.pool.failures.commands import (
     TAKES_UP_AGAIN,
     WAITING,
     WAITS_FOR_IT,
-    Desk,
     Row,
+    Shell,
     Typed,
     wait_for,
     wait_over,
@@ -70,7 +70,7 @@ class Round:
         self.shared.chmod(0o1777)
         commands = world.directory / self.shared.name
         commands.mkdir()
-        self.order_handler = Desk(self.node, commands)
+        self.shell = Shell(self.node, commands)
         self.named: dict[str, str] = {}
         self.files: list[Path] = []
 
@@ -116,7 +116,7 @@ class Round:
     # --- typing ----------------------------------------------------------------------------------------
 
     def type(self, rows: Iterable[Row]) -> list[Typed]:
-        return [self.order_handler.type(row, self._words(row)) for row in rows]
+        return [self.shell.type(row, self._words(row)) for row in rows]
 
     def _words(self, row: Row) -> list[str]:
         volume = ["-v", f"{self.shared}:{self.shared}", parts.BUSYBOX_IMAGE, "sh", "-c"]
@@ -162,7 +162,7 @@ class Round:
 
     def close(self) -> None:
         """Whatever the test came to: nothing of the round goes on."""
-        self.order_handler.close()
+        self.shell.close()
         self.let_go()
         self.node.gpushare("undrain", "all")
         for name in ("held", "here_held", "here_waits"):

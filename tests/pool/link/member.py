@@ -1,4 +1,4 @@
-"""A node's end of links, with the real book of attempts in memory."""
+"""A node's end of links, with the real attempt log in memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def spec(owner: str = "ada@n1", **other: object) -> JobSpec:
     return JobSpec(Request(), Owner(owner, owner), image="busybox", body="{}", **other)  # type: ignore[arg-type]
 
 
-class Desk:
-    """The node's book, which forgets nothing and is written at once."""
+class FakeOrderHandler:
+    """A node's records of attempts, which forget nothing and are written at once."""
 
     def __init__(self) -> None:
         self.attempt_log = AttemptLog()
@@ -176,7 +176,7 @@ class Node:
         name: str | None = None,
     ) -> None:
         self.name = NodeName(name or credentials.node)
-        self.order_handler = Desk()
+        self.order_handler = FakeOrderHandler()
         self.facts = Facts()
         self.outbox = Outbox(Asserter(credentials.assertion_key, credentials.pool), self.name)
         self.troubles = Troubles()

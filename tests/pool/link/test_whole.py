@@ -100,8 +100,8 @@ class Machine:
         )
 
     def record(self, key: AttemptKey) -> Attempt | None:
-        book = self.loop.state.attempts.get(POOL)
-        return None if book is None else book.get(key)
+        log = self.loop.state.attempts.get(POOL)
+        return None if log is None else log.get(key)
 
     def _perform(self, instruction: Instruction | AttemptInstruction) -> None:
         match instruction:
@@ -375,14 +375,14 @@ async def test_a_node_that_says_again_and_again_that_it_has_seen_more_stops_nobo
     """It is believed once; after that it is refused and shown, and the others and their jobs go on."""
     async with AsyncExitStack() as stack:
         honest = await linked(machine, stack)
-        liar = Machine(tmp_path, "n2")
-        await stack.enter_async_context(liar.loop.running())
-        await world.join(liar)
-        await liar.order_handler.contact(POOL, 0.0, epoch=50)
+        lying_node = Machine(tmp_path, "n2")
+        await stack.enter_async_context(lying_node.loop.running())
+        await world.join(lying_node)
+        await lying_node.order_handler.contact(POOL, 0.0, epoch=50)
         async with AsyncExitStack() as once:
-            await linked(liar, once)
-        await liar.order_handler.contact(POOL, 0.0, epoch=500)
-        again = liar.serve()
+            await linked(lying_node, once)
+        await lying_node.order_handler.contact(POOL, 0.0, epoch=500)
+        again = lying_node.serve()
         task = asyncio.create_task(again.run())
         stack.push_async_callback(_end, task)
         await until(again, lambda link: link is not None and "says again" in link.state.last_error)

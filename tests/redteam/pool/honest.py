@@ -19,7 +19,7 @@ from gpushared.jobs.job_requests import id_of
 from gpushared.pool.link import codec
 from gpushared.pool.member.enrolment import Enrolment
 from gpushared.pool.member.link_session import Call
-from tests.pool.link.member import GIB, Desk
+from tests.pool.link.member import GIB, FakeOrderHandler
 
 NODE, PERSON = "honest", "ada"
 RUNNING_REQUEST = "the one that runs"
@@ -50,7 +50,7 @@ class HonestNode:
         self.sent: list[bytes] = []
         self.runs = asyncio.Event()
         self._enrolment = enrolment
-        self._lease_service = Desk()
+        self._lease_service = FakeOrderHandler()
         self._call: Call | None = None
         self._channel: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None

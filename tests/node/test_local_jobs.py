@@ -33,23 +33,23 @@ TOO_LONG = LeaseId("l" * 300_000)
 """A store takes records of 256 KiB."""
 
 
-class Desk:
+class FakeOrderHandler:
     """A node whose containers do what a test says."""
 
     def __init__(self) -> None:
-        self.book = AttemptLog()
+        self.attempts = AttemptLog()
         self._tell: Callable[[AttemptKey], None] = lambda _: None
 
     async def take(self, order: Order, _: str) -> Report | StaleEpoch:
-        taken = attempt_log.take(self.book, order, ADA, None, 1.0, boot_id="boot")
-        self.book = taken.attempt_log
+        taken = attempt_log.take(self.attempts, order, ADA, None, 1.0, boot_id="boot")
+        self.attempts = taken.attempt_log
         return taken.report
 
     def reports(self, _: str) -> tuple[Report, ...]:
-        return attempt_log.reports(self.book)
+        return attempt_log.reports(self.attempts)
 
     def report(self, _: str, key: AttemptKey) -> Report | None:
-        return attempt_log.report_of(self.book.records[key])
+        return attempt_log.report_of(self.attempts.records[key])
 
     def newest_contact(self, _: str) -> Contact:
         return Contact()
@@ -60,15 +60,15 @@ class Desk:
 
     def runs(self, job: str, lease: LeaseId) -> None:
         key = AttemptKey(JobId(job), 1)
-        self.book = attempt_log.changed(self.book, key, AttemptState.RUNNING, lease=lease, now=2.0)
+        self.attempts = attempt_log.changed(self.attempts, key, AttemptState.RUNNING, lease=lease, now=2.0)
         self._tell(key)
 
 
-class Book:
-    """A book that is open."""
+class OpenJobs:
+    """The local jobs while their store is open."""
 
-    def __init__(self, book: LocalJobs, store: MemoryStore) -> None:
-        self.loop = book.loop
+    def __init__(self, jobs: LocalJobs, store: MemoryStore) -> None:
+        self.loop = jobs.loop
         self.store = store
 
     async def submit(self, job: str) -> None:
@@ -82,20 +82,20 @@ class Book:
                 await self.loop.job_changed(JobId(job), 0.05)
         return state
 
-    async def until_ordered(self, job: str, order_handler: Desk) -> None:
+    async def until_ordered(self, job: str, order_handler: FakeOrderHandler) -> None:
         await self.until(job, Placing)
         async with asyncio.timeout(SECONDS):
-            while AttemptKey(JobId(job), 1) not in order_handler.book.records:
+            while AttemptKey(JobId(job), 1) not in order_handler.attempts.records:
                 await self.loop.changed(0.05)
 
 
 @asynccontextmanager
-async def opened(order_handler: Desk, world: StoreWorld) -> AsyncIterator[Book]:
+async def opened(order_handler: FakeOrderHandler, world: StoreWorld) -> AsyncIterator[OpenJobs]:
     store = MemoryStore(world)
     rules = PoolRules(here=True, plan_seconds=0.0)
-    book = LocalJobs(store, rules, cast("OrderHandler", order_handler), ManualClock(1_000.0), Troubles())
-    async with book.running():
-        yield Book(book, store)
+    jobs = LocalJobs(store, rules, cast("OrderHandler", order_handler), ManualClock(1_000.0), Troubles())
+    async with jobs.running():
+        yield OpenJobs(jobs, store)
     await store.close()
 
 
@@ -106,35 +106,35 @@ def why(state: Ended) -> str:
 
 async def test_a_job_of_which_something_cannot_be_written_down_ends_and_says_so() -> None:
     """Said again and again it would run on, unseen, for ever."""
-    order_handler = Desk()
-    async with opened(order_handler, StoreWorld()) as book:
-        await book.submit("a")
-        await book.until_ordered("a", order_handler)
+    order_handler = FakeOrderHandler()
+    async with opened(order_handler, StoreWorld()) as jobs:
+        await jobs.submit("a")
+        await jobs.until_ordered("a", order_handler)
         order_handler.runs("a", TOO_LONG)
-        assert "a record is larger" in why(await book.until("a", Ended))
-        assert order_handler.book.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the job store"
+        assert "a record is larger" in why(await jobs.until("a", Ended))
+        assert order_handler.attempts.records[AttemptKey(JobId("a"), 1)].cancelled_by == "the job store"
 
 
 async def test_at_the_start_what_cannot_be_written_down_keeps_no_other_job_from_being_known() -> None:
-    order_handler, world = Desk(), StoreWorld()
-    async with opened(order_handler, world) as book:
+    order_handler, world = FakeOrderHandler(), StoreWorld()
+    async with opened(order_handler, world) as jobs:
         for job in ("a", "b"):
-            await book.submit(job)
-            await book.until_ordered(job, order_handler)
+            await jobs.submit(job)
+            await jobs.until_ordered(job, order_handler)
     order_handler._tell = lambda _: None
     order_handler.runs("a", TOO_LONG)
     order_handler.runs("b", LeaseId("l-1"))
-    async with opened(order_handler, world) as book:
-        await book.until("b", Running)
-        assert "a record is larger" in why(await book.until("a", Ended))
+    async with opened(order_handler, world) as jobs:
+        await jobs.until("b", Running)
+        assert "a record is larger" in why(await jobs.until("a", Ended))
 
 
 async def test_what_a_store_could_not_write_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 0.0)
-    order_handler = Desk()
-    async with opened(order_handler, StoreWorld()) as book:
-        await book.submit("a")
-        await book.until_ordered("a", order_handler)
-        book.store.fail_next(StoreUnavailable("the disk is full"), times=3)
+    order_handler = FakeOrderHandler()
+    async with opened(order_handler, StoreWorld()) as jobs:
+        await jobs.submit("a")
+        await jobs.until_ordered("a", order_handler)
+        jobs.store.fail_next(StoreUnavailable("the disk is full"), times=3)
         order_handler.runs("a", LeaseId("l-1"))
-        await book.until("a", Running)
+        await jobs.until("a", Running)
