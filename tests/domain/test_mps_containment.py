@@ -23,7 +23,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.request import Request
-from tests.domain.test_health import ALICE, BOB, ONE, QUARTER, ROOT, Node, box, stops, told
+from tests.domain.test_gpu_health import ALICE, BOB, ONE, QUARTER, ROOT, Node, box, stops, told
 
 AGAIN = Request(1, 250, None, 250, restart_on_fault=2)
 PATIENCE = 30.0

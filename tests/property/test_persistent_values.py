@@ -14,27 +14,27 @@ CHANGES = st.lists(st.tuples(st.booleans(), KEYS, st.integers()), max_size=120)
 
 
 @given(st.dictionaries(KEYS, st.integers()), CHANGES)
-def test_a_shelf_is_a_dictionary_whose_earlier_selves_stay(
+def test_a_persistent_map_is_a_dictionary_whose_earlier_selves_stay(
     first: dict[int, int], changes: list[tuple[bool, int, int]]
 ) -> None:
     """Whatever is put in or taken out later."""
-    shelf, model = PersistentMap(first), dict(first)
+    mapping, model = PersistentMap(first), dict(first)
     before: list[tuple[PersistentMap[int, int], dict[int, int]]] = []
     for puts, key, value in changes:
-        before.append((shelf, dict(model)))
+        before.append((mapping, dict(model)))
         if puts:
-            shelf, model[key] = shelf.put(key, value), value
+            mapping, model[key] = mapping.put(key, value), value
         else:
-            shelf = shelf.drop(key)
+            mapping = mapping.drop(key)
             model.pop(key, None)
-    for one, its_model in [*before, (shelf, model)]:
+    for one, its_model in [*before, (mapping, model)]:
         assert dict(one) == its_model
         assert len(one) == len(its_model)
         assert all((key in one) == (key in its_model) for key in range(0, 400, 7))
 
 
 @given(st.sets(st.tuples(KEYS, KEYS)), st.lists(st.tuples(st.booleans(), KEYS, KEYS), max_size=120))
-def test_a_line_is_a_sorted_list_whose_earlier_selves_stay(
+def test_a_persistent_sorted_list_is_a_sorted_list_whose_earlier_selves_stay(
     first: set[tuple[int, int]], changes: list[tuple[bool, int, int]]
 ) -> None:
     """With chunks so small that they are split and emptied."""

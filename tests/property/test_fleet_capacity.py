@@ -1,4 +1,4 @@
-"""On one host that is packed, the fleet answers the queue as the rooms do."""
+"""On one host that is packed, the fleet answers the queue as the free capacity of the host does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _gpus(sizes: list[int]) -> tuple[Gpu, ...]:
     REQUEST,
     st.data(),
 )
-def test_the_fleet_and_the_rooms_agree(sizes, asked, last, data):
+def test_the_fleet_and_the_free_capacity_agree(sizes, asked, last, data):
     gpus = _gpus(sizes)
     capacities = HostCapacity({"": free_capacities(gpus, (), {})})
     fleet = FleetCapacity(fleet_with([Host("", gpus)], (), {}, PolicyName.PACK))

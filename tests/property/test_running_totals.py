@@ -120,7 +120,7 @@ HOLDERS = st.builds(
     tried=st.lists(HOLDERS, max_size=10),
     now=st.floats(0, 10 * HOUR),
 )
-def test_a_roll_tells_what_one_of_those_who_are_left_tells(
+def test_a_holder_index_tells_what_one_of_those_who_are_left_tells(
     changes: list[RunningLease], tried: list[RunningLease], now: float
 ) -> None:
     """Who is there already leaves; what is tried on a copy is not seen."""
@@ -186,8 +186,8 @@ def test_what_runs_for_a_thousand_years_takes_no_more_than_what_counts() -> None
 
 
 @given(seed=st.integers(0, 1_000_000))
-def test_a_kept_picture_of_a_pool_is_one_that_is_drawn_anew(seed: int) -> None:
-    """Its rooms and its sums, after any events, and after passes whose steps were never written."""
+def test_a_kept_snapshot_of_a_pool_is_one_that_is_taken_anew(seed: int) -> None:
+    """Its free capacities and its sums, after any events, and after passes whose steps were never written."""
     chance = random.Random(seed)
     pool = Pool(*NODES, gpus=2, rules=replace(RULES, policy=POLICY))
     kept = pool.snapshot
