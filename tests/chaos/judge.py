@@ -420,7 +420,7 @@ def _complaint(call: Call, jobs: dict[str, Accepted], found: dict[Work, list[Run
             return _check_code(call, _waited_for(call, jobs, found))
         case "run" | "run --pool":
             own = found.get((call.key, ""), [])
-            return _check_code(call, _ran(own)) or _check_output(call) or _check_farewell(call, own)
+            return _check_code(call, _ran(own)) or _check_output(call) or _check_exit_notice(call, own)
         case "logs":
             return _check_output(call) if call.code == 0 else _check_sentence(call)
         case "submit" if call.code == 0:
@@ -456,7 +456,7 @@ def _check_output(call: Call) -> str:
     return ""
 
 
-def _check_farewell(call: Call, own: Sequence[Run]) -> str:
+def _check_exit_notice(call: Call, own: Sequence[Run]) -> str:
     """Whoever loses sight of a container that runs on is told how to reach it."""
     if call.code != OWN_CODE or not own or own[-1].last <= call.ended + 1:
         return ""

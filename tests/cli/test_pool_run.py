@@ -73,7 +73,7 @@ class Daemon(OlderDaemon):
         return ReserveAnswer({"job": {"id": JOB, "state": "queued"}})
 
 
-class RoomyDaemon(Daemon):
+class DaemonWithFreeGpu(Daemon):
     """Has a lease at once."""
 
     def reserve(self, **_: Any) -> ReserveAnswer:
@@ -81,7 +81,7 @@ class RoomyDaemon(Daemon):
         return ReserveAnswer({"job": RESERVED, "door": DOOR})
 
 
-class OlderRoomyDaemon(OlderDaemon):
+class OlderDaemonWithFreeGpu(OlderDaemon):
     """The same, of the version before."""
 
     def get(self, _: str) -> Job:
@@ -104,10 +104,10 @@ def test_whoever_is_interrupted_leaves_the_pools_queue(
 
 @pytest.mark.parametrize(
     ("kind", "asked"),
-    [(RoomyDaemon, ["reserve"]), (OlderRoomyDaemon, ["reserve", "submit", "get", "door"])],
+    [(DaemonWithFreeGpu, ["reserve"]), (OlderDaemonWithFreeGpu, ["reserve", "submit", "get", "door"])],
     ids=["one call", "a daemon of the version before"],
 )
-def test_where_there_is_room_docker_is_started_at_the_door(
+def test_where_there_is_room_docker_is_started_at_the_daemon_of_the_job(
     kind: type[OlderDaemon], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, became = kind(), []

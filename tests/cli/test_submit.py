@@ -515,12 +515,12 @@ def test_logs_of_a_job_become_docker_s_of_its_container(
     assert docker_recorder.with_name("record.attach").read_text().split() == ["attach", "c1"]
 
 
-def test_docker_is_pointed_at_the_door_that_leads_to_the_job_s_node(
+def test_docker_is_pointed_at_the_socket_that_leads_to_the_job_s_node(
     gpushare: Gpushare, standin: StandIn, docker_recorder: Path, tmp_path: Path
 ) -> None:
     """However the container is called there: it is found by its job."""
     with tempfile.TemporaryDirectory(prefix="gs-") as folder:
-        there = StandIn(Path(folder) / "door.sock")
+        there = StandIn(Path(folder) / "node.sock")
         there.answers[OF_JOB] = ok([{"Id": "c9"}])
         standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
         standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})
@@ -535,7 +535,7 @@ def test_a_node_that_is_cut_off_is_named_and_not_taken_for_this_one_s_daemon(
     gpushare: Gpushare, standin: StandIn
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="gs-") as folder:
-        there = StandIn(Path(folder) / "door.sock")
+        there = StandIn(Path(folder) / "node.sock")
         there.answers[OF_JOB] = HANG_UP
         standin.answers["Jobs/Get"] = ok(RUNNING | {"pool": True})
         standin.answers["Jobs/Door"] = ok({"host": there.host, "lease_id": "l-7f3k", "node": "ws4"})

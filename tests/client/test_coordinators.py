@@ -202,8 +202,8 @@ async def test_a_refusal_of_the_leader_is_asked_of_no_other(coordinators: Coordi
     ],
 )
 def test_a_list_of_coordinators_is_read(address: str, target: str, coordinators: Coordinators) -> None:
-    door = find_pool(address, ca_file=coordinators.anchors, token_file=coordinators.token)
-    assert (door.target, door.targets) == (target, tuple(target.split(",")))
+    found = find_pool(address, ca_file=coordinators.anchors, token_file=coordinators.token)
+    assert (found.target, found.targets) == (target, tuple(target.split(",")))
 
 
 @pytest.mark.parametrize("address", [",", "dgx,b c", "dgx1,dgx2:x"])

@@ -1,4 +1,4 @@
-"""What a program's client decides without a network: requests, doors, patience, where reading goes on."""
+"""What a program's client decides without a network: requests, addresses, patience, where reading goes on."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_request_that_makes_no_sense_is_refused_before_it_is_sent(request_: Jo
     assert refused.value.hint
 
 
-# --- doors
+# --- addresses
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_request_that_makes_no_sense_is_refused_before_it_is_sent(request_: Jo
 def test_a_coordinator_is_asked_by_tls_under_the_name_of_its_pool(
     address: str, target: str, anchors: Path, token: Path
 ) -> None:
-    door = find_pool(address, ca_file=anchors, token_file=token)
-    assert (door.target, door.anchors) == (target, anchors.read_bytes())
-    assert door.server_name == "coordinator.lab.gpushare.internal"
-    assert door.metadata() == (("authorization", "Bearer gsp_one"),)
+    found = find_pool(address, ca_file=anchors, token_file=token)
+    assert (found.target, found.anchors) == (target, anchors.read_bytes())
+    assert found.server_name == "coordinator.lab.gpushare.internal"
+    assert found.metadata() == (("authorization", "Bearer gsp_one"),)
 
 
 def test_the_variables_are_taken_where_nothing_is_given(
@@ -147,9 +147,9 @@ def test_the_variables_are_taken_where_nothing_is_given(
 
 
 def test_a_token_that_is_replaced_is_taken_at_the_next_call(anchors: Path, token: Path) -> None:
-    door = find_pool("dgx", ca_file=anchors, token_file=token)
+    found = find_pool("dgx", ca_file=anchors, token_file=token)
     token.write_text("gsp_two")
-    assert door.metadata() == (("authorization", "Bearer gsp_two"),)
+    assert found.metadata() == (("authorization", "Bearer gsp_two"),)
 
 
 def test_a_rotated_authority_has_both_anchors_and_one_name(anchors: Path) -> None:

@@ -118,7 +118,7 @@ class Node:
         return [entry.text for entry in self.lease.story if word in entry.text]
 
 
-# --- the ladder ----------------------------------------------------------------------------------------
+# --- what an idle lease meets, step by step -----------------------------------------------------------
 
 
 @dataclass(frozen=True)

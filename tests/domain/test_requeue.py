@@ -425,7 +425,7 @@ def test_a_pause_that_would_keep_the_gpu_taken_is_refused(means: m.Means, why: s
     assert "docker pause" in refused.value.hint
 
 
-def test_a_checkpoint_that_fails_leaves_the_lease_running_and_the_next_step_of_the_ladder(able: Node) -> None:
+def test_a_checkpoint_that_fails_leaves_the_lease_running_and_the_next_remedy_follows(able: Node) -> None:
     lease = able.run()
     able.send(m.PreemptAsked(lease.id, ROOT))
     able.send(m.SuspendFailed(lease.id, "it uses managed memory"))

@@ -21,7 +21,7 @@ COUNT: Final = "i=0; while [ $i -lt {upto} ]; do i=$((i+1)); echo n$i; sleep 0.1
 STALL_SECONDS: Final = 6.0
 
 
-class Attached:
+class AttachedCommand:
     """A program at a terminal of its own, or with a pipe for its output, and what came out of it."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Attached:
         return [int(number) for number in re.findall(rb"n(\d+)\r?\n", self.seen)]
 
 
-class BadWay:
+class FaultyConnection:
     """A way to the daemon's socket with one fault.
 
     ``breaks_at``: the first request with this part breaks before its answer. ``stalls_after``: the output

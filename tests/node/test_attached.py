@@ -11,7 +11,7 @@ import pytest
 
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
-from tests.node.attached import COUNT, SECONDS, Attached, BadWay
+from tests.node.attached import COUNT, SECONDS, AttachedCommand, FaultyConnection
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
 
@@ -30,7 +30,7 @@ def daemon(request: pytest.FixtureRequest, new_daemon: NewDaemon) -> DaemonProce
 
 def attached(
     daemon: DaemonProcess, *command: str, rm: bool = True, terminal: bool, by_way_of: Path | None = None
-) -> Attached:
+) -> AttachedCommand:
     """`gpushare run` with this command. ``by_way_of``: a socket that leads to the daemon's."""
     environment = {
         **os.environ,
@@ -42,7 +42,7 @@ def attached(
     environment.pop("XDG_RUNTIME_DIR", None)
     chosen = [*(["-it"] if terminal else []), *(["--rm"] if rm else []), *daemon.container_options()]
     words = [str(GPUSHARE), "run", "--gpu", "0.25", *chosen, *command]
-    return Attached(words, environment, terminal=terminal)
+    return AttachedCommand(words, environment, terminal=terminal)
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
@@ -89,7 +89,7 @@ def test_a_connection_that_breaks_before_its_answer_costs_the_run_nothing(
     """Docker asks for three things before a container runs; each is asked again, or looked up."""
     command = ("sh", "-c", "sleep 1; echo said; exit 4")
     with (
-        BadWay(daemon.socket, breaks_at=request_part) as way,
+        FaultyConnection(daemon.socket, breaks_at=request_part) as way,
         attached(daemon, *command, terminal=terminal, by_way_of=way.path) as run,
     ):
         assert run.code() == 4
@@ -101,7 +101,7 @@ def test_output_that_stalls_and_breaks_after_the_exit_code_is_told_as_missing(da
     """As in a pool whose network goes away for good between the two."""
     command = ("sh", "-c", "echo first; sleep 1; echo second; exit 3")
     with (
-        BadWay(daemon.socket, stalls_after=b"first") as way,
+        FaultyConnection(daemon.socket, stalls_after=b"first") as way,
         attached(daemon, *command, terminal=False, by_way_of=way.path) as run,
     ):
         assert run.code() == 3
@@ -145,7 +145,7 @@ def test_a_programs_own_code_is_the_commands(daemon: DaemonProcess, code: int, t
     assert b"broke" not in run.seen
 
 
-def beside(run: Attached) -> list[psutil.Process]:
+def beside(run: AttachedCommand) -> list[psutil.Process]:
     """The process beside docker."""
     return psutil.Process(run.process.pid).children()
 

@@ -232,7 +232,7 @@ def test_what_can_never_run_is_refused_before_it_is_kept(
     assert lone_daemon.call("Jobs/List", {"ended": True})["jobs"] == []
 
 
-def test_whoever_waits_for_a_lease_is_told_of_it_and_of_the_door_in_one_call(daemon: DaemonProcess) -> None:
+def test_whoever_waits_for_a_lease_is_told_of_it_and_of_the_socket_in_one_call(daemon: DaemonProcess) -> None:
     """And whoever asks again with the same id, of the same; where there is no room, of what it waits for."""
     asked = {
         "job": {"request_id": "r1", "lease": {"gpu": "2"}, "image": parts.BUSYBOX_IMAGE, "interactive": True},

@@ -53,9 +53,9 @@ def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
         command=(sys.executable, "-m", "tests.node.dying_node"),
         environment={"PYTHONPATH": str(parts.ROOT)},
     )
-    with dying(daemon) as scene:
-        play(scene)
-        administer(scene)
+    with killed_again_and_again(daemon) as node:
+        play(node)
+        administer(node)
     deaths = (daemon.directory / "deaths").read_text().splitlines()
     for when in ("before", "after"):
         told = [line.removeprefix(f"{when} ") for line in deaths if line.startswith(when)]
@@ -64,39 +64,39 @@ def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
         assert len([line for line in told if line.startswith("projects")]) == len(SETTINGS) + 1
 
 
-def play(scene: Scene) -> None:
+def play(node: KilledNode) -> None:
     """Somebody stubborn does one thing after the other, and does it again where the daemon died of it."""
-    serving = scene.ask("serving", "0.25")
-    scene.run("serving", serving, "--restart", "always", command="sleep 1000")
-    batch = scene.ask("batch", "0.5")
-    scene.run("batch", batch, command=ON_TERM)
-    short = scene.ask("short", "0.25", time=f"{SHORT_SECONDS}s")
-    scene.run("short", short, command="sleep 1000")
-    queued = scene.ask("queued", "0.5")
-    forgotten = scene.ask("forgotten", "0.75")
-    assert scene.lease(queued)["state"] == "queued"
+    serving = node.ask("serving", "0.25")
+    node.run("serving", serving, "--restart", "always", command="sleep 1000")
+    batch = node.ask("batch", "0.5")
+    node.run("batch", batch, command=ON_TERM)
+    short = node.ask("short", "0.25", time=f"{SHORT_SECONDS}s")
+    node.run("short", short, command="sleep 1000")
+    queued = node.ask("queued", "0.5")
+    forgotten = node.ask("forgotten", "0.75")
+    assert node.lease(queued)["state"] == "queued"
 
-    scene.until(lambda: scene.make("pause", "batch", batch, "paused"))
-    scene.until(lambda: scene.make("unpause", "batch", batch, "active"))
-    scene.until(lambda: scene.make("kill", "serving", serving, "active", restarts=1))
-    scene.until(lambda: scene.make("stop", "batch", batch, "ended"))
-    assert scene.lease(batch)["outcome"]["exit_code"] == 3
+    node.until(lambda: node.make("pause", "batch", batch, "paused"))
+    node.until(lambda: node.make("unpause", "batch", batch, "active"))
+    node.until(lambda: node.make("kill", "serving", serving, "active", restarts=1))
+    node.until(lambda: node.make("stop", "batch", batch, "ended"))
+    assert node.lease(batch)["outcome"]["exit_code"] == 3
 
-    scene.until(lambda: scene.lease(queued)["state"] != "queued")
-    scene.run("queued", queued, command="sleep 1000")
-    scene.until(lambda: scene.outcome(short) == "expired")
+    node.until(lambda: node.lease(queued)["state"] != "queued")
+    node.run("queued", queued, command="sleep 1000")
+    node.until(lambda: node.outcome(short) == "expired")
     # Each life reads the configuration, and the daemon dies of the grant that nobody claims.
-    (scene.daemon.directory / "config.toml").write_text(FORGOTTEN_SOON)
-    scene.until(lambda: scene.call("Leases/Stop", lease_id=queued, grace_seconds=0)["state"] == "ended")
-    scene.until(lambda: scene.call("Leases/Stop", lease_id=serving, grace_seconds=0)["state"] == "ended")
-    scene.until(lambda: scene.outcome(forgotten) == "never_claimed")
-    scene.until(lambda: scene.call("Gpus/List")["gpus"][0]["compute_free_permille"] == 1000)
-    assert [scene.outcome(one) for one in (serving, batch, short, queued)] == [
+    (node.daemon.directory / "config.toml").write_text(FORGOTTEN_SOON)
+    node.until(lambda: node.call("Leases/Stop", lease_id=queued, grace_seconds=0)["state"] == "ended")
+    node.until(lambda: node.call("Leases/Stop", lease_id=serving, grace_seconds=0)["state"] == "ended")
+    node.until(lambda: node.outcome(forgotten) == "never_claimed")
+    node.until(lambda: node.call("Gpus/List")["gpus"][0]["compute_free_permille"] == 1000)
+    assert [node.outcome(one) for one in (serving, batch, short, queued)] == [
         *("stopped", "finished", "expired", "stopped")
     ]
-    scene.note_starts(scene.containers())
+    node.note_starts(node.containers())
     times = {"serving": 2, "batch": 1, "short": 1, "queued": 1}
-    assert {name: len(starts) for name, starts in scene.starts.items()} == times
+    assert {name: len(starts) for name, starts in node.starts.items()} == times
 
 
 SETTINGS: tuple[Json, ...] = (
@@ -112,33 +112,33 @@ SHOWN: tuple[Shown, ...] = (
 """The project after each."""
 
 
-def administer(scene: Scene) -> None:
+def administer(node: KilledNode) -> None:
     """A project is set again and again, and unset: what was answered holds, and nothing comes in parts."""
     for said, shown in zip(SETTINGS, SHOWN, strict=True):
-        scene.answer(partial(scene.call, "Projects/Set", name="vision", **said))
-        assert scene.project("vision") == shown
-    scene.until(lambda: scene.unset("vision"))
-    assert scene.project("vision") is None
+        node.answer(partial(node.call, "Projects/Set", name="vision", **said))
+        assert node.project("vision") == shown
+    node.until(lambda: node.unset("vision"))
+    assert node.project("vision") is None
 
 
 @contextmanager
-def dying(daemon: DaemonProcess) -> Iterator[Scene]:
+def killed_again_and_again(daemon: DaemonProcess) -> Iterator[KilledNode]:
     """The daemon, started again whenever it died, and looked at while it is dead."""
-    scene = Scene(daemon)
+    node = KilledNode(daemon)
     daemon.launch(piped=True)
-    nurse = threading.Thread(target=scene.revive)
-    nurse.start()
+    reviver = threading.Thread(target=node.revive)
+    reviver.start()
     try:
-        yield scene
+        yield node
     finally:
-        scene.over.set()
+        node.over.set()
         if daemon.process:
             daemon.process.terminate()
-        nurse.join()
-    assert not scene.wrong, scene.wrong
+        reviver.join()
+    assert not node.wrong, node.wrong
 
 
-class Scene:
+class KilledNode:
     def __init__(self, daemon: DaemonProcess) -> None:
         self.daemon = daemon
         self.over = threading.Event()
@@ -161,11 +161,11 @@ class Scene:
                 if status != b"-9\n":
                     self.wrong.append(f"it ended with {status!r}:\n{self.daemon.text()[-3000:]}")
                     return
-                self.autopsy()
+                self.check_disk()
                 process.stdin.write(b"again\n")
                 process.stdin.flush()
 
-    def autopsy(self) -> None:
+    def check_disk(self) -> None:
         """What is on disk while nobody runs: nothing sold twice, and no container up without its lease."""
         leases = self.journal()
         held = [lease for lease in leases if lease["state"]["kind"] in HOLDING]

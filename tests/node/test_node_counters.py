@@ -29,7 +29,7 @@ TRAIN = LeaseClass.TRAIN
 FIRST = GpuId("GPU-0")
 
 
-class Counted(Node):
+class CountedNode(Node):
     """A node whose steps are counted."""
 
     def __init__(self, gpus: int = 1, means: m.Means | None = None) -> None:
@@ -59,13 +59,13 @@ class Counted(Node):
 def test_a_lease_that_gives_way_is_counted_by_its_step(
     means: m.Means | None, step: str, *, stays: bool
 ) -> None:
-    node = Counted(means=means)
+    node = CountedNode(means=means)
     node.gives_way(node.run(stays=stays))
     assert {one.value: count for one, count in node.counters.preemptions.items() if count} == {step: 1}
 
 
 def test_a_wait_is_counted_when_it_is_over() -> None:
-    node = Counted()
+    node = CountedNode()
     first = node.run(WHOLE)
     node.ask(WHOLE, BOB)
     assert node.counters.waits[TRAIN].counts[0] == 1, "the first did not wait"
@@ -80,7 +80,7 @@ def test_a_wait_is_counted_when_it_is_over() -> None:
 
 
 def test_time_without_work_is_counted_apart() -> None:
-    node = Counted()
+    node = CountedNode()
     lease = node.run(HALF)
     node.passes(10)
     node.idles(lease)
@@ -97,7 +97,7 @@ def test_time_without_work_is_counted_apart() -> None:
 
 
 def test_a_lease_that_uses_too_much_is_counted_once() -> None:
-    node = Counted()
+    node = CountedNode()
     lease = node.run(HALF)
     for _ in range(5):
         node.passes(1)
@@ -107,7 +107,7 @@ def test_a_lease_that_uses_too_much_is_counted_once() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "end", "wait"]), st.integers(1, 500)), max_size=25))
 def test_gpu_time_is_what_was_held_whatever_happens(acts: list[tuple[str, int]]) -> None:
-    node, expected, leases = Counted(2), Counter[str](), list[Lease]()
+    node, expected, leases = CountedNode(2), Counter[str](), list[Lease]()
     for act, number in acts:
         if act == "ask":
             leases.append(node.ask(HALF if number % 2 else WHOLE, ALICE if number % 3 else BOB))
@@ -140,7 +140,7 @@ def test_refusals_of_the_gate_are_counted_and_calls_are_not() -> None:
     assert dict(counters.gate_refusals.items()) == {"permission_denied": 1}
 
 
-def figures_of(node: Counted, sample: Sample, troubles: dict[str, str]) -> NodeFigures:
+def figures_of(node: CountedNode, sample: Sample, troubles: dict[str, str]) -> NodeFigures:
     return NodeFigures(
         now=node.now,
         state=node.state,
@@ -158,7 +158,7 @@ def figures_of(node: Counted, sample: Sample, troubles: dict[str, str]) -> NodeF
 
 
 def test_while_the_driver_does_not_answer_its_figures_are_absent() -> None:
-    node = Counted()
+    node = CountedNode()
     lease = node.run(HALF)
     use = {(lease.id, FIRST): LeaseUse(1, 0.5)}
     sample = Sample(990.0, {FIRST: GpuReading(FIRST, 1, 0.5, 40, 100.0, 5.0)}, uses=use)

@@ -84,7 +84,7 @@ def test_the_rows_are_all_states_that_have_a_container() -> None:
 
 
 @dataclass
-class Place:
+class Node:
     daemon: DaemonProcess
     engine: PrivateEngine
 
@@ -95,40 +95,40 @@ class Place:
         (self.daemon.directory / "slow").touch()
 
 
-def terminate(place: Place) -> None:
-    place.daemon.terminate()
-    place.hurry()
-    place.daemon.start()
+def terminate(node: Node) -> None:
+    node.daemon.terminate()
+    node.hurry()
+    node.daemon.start()
 
 
-def kill(place: Place) -> None:
-    place.daemon.kill()
-    place.hurry()
-    place.daemon.start()
+def kill(node: Node) -> None:
+    node.daemon.kill()
+    node.hurry()
+    node.daemon.start()
 
 
-def upgrade(place: Place) -> None:
+def upgrade(node: Node) -> None:
     """The release before wrote what a container was created with only where a resize had changed it."""
-    place.daemon.terminate()
-    place.hurry()
-    journal = place.daemon.state_dir / JOURNAL_NAME
+    node.daemon.terminate()
+    node.hurry()
+    journal = node.daemon.state_dir / JOURNAL_NAME
     with sqlite3.connect(journal) as connection:
         for sequence, body in connection.execute("SELECT sequence, body FROM lease").fetchall():
             older = json.dumps({**json.loads(body), "baked": []})
             connection.execute("UPDATE lease SET body = ? WHERE sequence = ?", (older, sequence))
     connection.close()
-    place.daemon.start()
+    node.daemon.start()
 
 
-def restart_engine(place: Place) -> None:
-    place.engine.kill()
-    wait_until(lambda: troubles(place.daemon), "the daemon sees that the engine is away")
-    place.engine.start()
-    place.hurry()
-    wait_until(lambda: not troubles(place.daemon), "the daemon has found the engine again")
+def restart_engine(node: Node) -> None:
+    node.engine.kill()
+    wait_until(lambda: troubles(node.daemon), "the daemon sees that the engine is away")
+    node.engine.start()
+    node.hurry()
+    wait_until(lambda: not troubles(node.daemon), "the daemon has found the engine again")
 
 
-ENDS: dict[str, Callable[[Place], None]] = {
+ENDS: dict[str, Callable[[Node], None]] = {
     "SIGTERM": terminate,
     "SIGKILL": kill,
     "engine restart": restart_engine,
@@ -191,13 +191,13 @@ def leases_in_all_states(daemon: DaemonProcess) -> Leases:
     return leases
 
 
-def set_in_motion(place: Place, leases: Leases) -> None:
+def set_in_motion(node: Node, leases: Leases) -> None:
     """Bring all leases into their states."""
-    daemon = place.daemon
+    daemon = node.daemon
     for user, uid in USERS.items():
         leases["created", user] = created(daemon, uid)
         daemon.wait_lease(leases["on its way back", user]["id"], "suspended")
-    place.dawdle()
+    node.dawdle()
     for user, uid in USERS.items():
         daemon.call("Leases/Pause", {"lease_id": leases["on its way off its GPUs", user]["id"]}, uid=uid)
         daemon.call("Leases/Resume", {"lease_id": leases["on its way back", user]["id"]}, uid=uid)
@@ -238,7 +238,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[PrivateEngine]:
 
 
 @pytest.fixture
-def place(engine: PrivateEngine, new_daemon: NewDaemon) -> Place:
+def node(engine: PrivateEngine, new_daemon: NewDaemon) -> Node:
     """The containers are removed before their engine ends, which cannot kill what is frozen."""
     daemon = new_daemon(
         engine=engine.socket,
@@ -247,18 +247,18 @@ def place(engine: PrivateEngine, new_daemon: NewDaemon) -> Place:
         command=(sys.executable, "-m", "tests.node.slow_checkpoints"),
     )
     daemon.start()
-    return Place(daemon, engine)
+    return Node(daemon, engine)
 
 
-def test_no_container_is_the_worse_for_an_end_around_it(place: Place) -> None:
-    daemon = place.daemon
+def test_no_container_is_the_worse_for_an_end_around_it(node: Node) -> None:
+    daemon = node.daemon
     leases = leases_in_all_states(daemon)
     for name, end in ENDS.items():
-        set_in_motion(place, leases)
+        set_in_motion(node, leases)
         before = {key: daemon.lease(lease["id"]) for key, lease in leases.items()}
         were = containers(daemon, leases)
         log = len(daemon.text())
-        end(place)
+        end(node)
         if name != "engine restart":
             looked_at(daemon, leases, log)
         for key in leases:

@@ -25,8 +25,8 @@ NOW = 1_800_000_000.0
 
 
 @dataclass
-class Got:
-    """A request that a receiver got."""
+class ReceivedRequest:
+    """A request that a receiver was sent."""
 
     path: str
     headers: dict[str, str]
@@ -42,8 +42,8 @@ class Got:
 class Receiver:
     """An HTTP server; ``answer`` returns a status, or None to answer nothing at all."""
 
-    answer: Callable[[Got], int | None] = lambda _: 204
-    got: list[Got] = field(default_factory=list)
+    answer: Callable[[ReceivedRequest], int | None] = lambda _: 204
+    got: list[ReceivedRequest] = field(default_factory=list)
     port: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,7 +59,7 @@ class Receiver:
         finally:
             server.close()
 
-    async def has(self, count: int) -> list[Got]:
+    async def has(self, count: int) -> list[ReceivedRequest]:
         """Return the requests once there are so many."""
         async with asyncio.timeout(20):
             while len(self.got) < count:
@@ -72,7 +72,7 @@ class Receiver:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (h.partition(":") for h in head[1:])}
             body = await reader.readexactly(int(headers["content-length"]))
-            got = Got(head[0].split(" ")[1], headers, body)
+            got = ReceivedRequest(head[0].split(" ")[1], headers, body)
             status = self.answer(got)
             self.got.append(got)
             self.changed.set()
@@ -119,7 +119,7 @@ def event(
 
 
 @dataclass
-class Bed:
+class OutboxWorld:
     """An outbox over a real file, whose configuration tests may change."""
 
     path: Path

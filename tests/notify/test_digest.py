@@ -23,7 +23,7 @@ from gpushared.node.runtime.weekly_digest import WeeklyDigest, week_of
 from gpushared.notify.targets import routes_of
 from gpushared.storage.history import SqliteHistory
 from gpushared.storage.history.records import HistoryFilter, LeaseAccount, LeaseWait
-from tests.notify.receivers import Bed, Receiver
+from tests.notify.receivers import OutboxWorld, Receiver
 
 HOUR = PERMILLE_MS_PER_GPU_HOUR
 DAY_SECONDS = 86400.0
@@ -98,13 +98,13 @@ def test_the_commands_of_a_digest_exist_with_their_options() -> None:
 async def test_the_history_of_a_node_is_asked(tmp_path: Path) -> None:
     async with Receiver().serving() as receiver:
         project = ProjectNotifyConfig(webhooks=(receiver.url("/vision"),), digest=True)
-        bed = Bed(tmp_path / "notifications.db", projects={"vision": project})
-        async with bed.running():
+        world = OutboxWorld(tmp_path / "notifications.db", projects={"vision": project})
+        async with world.running():
             pass
-        bed.clock.advance(7 * DAY_SECONDS)
+        world.clock.advance(7 * DAY_SECONDS)
         history = SqliteHistory(tmp_path / "history.db")
-        async with bed.running() as outbox:
-            await digests(bed, outbox, history).send_due()
+        async with world.running() as outbox:
+            await digests(world, outbox, history).send_due()
             (got,) = await receiver.has(1)
         await history.close()
     assert "0 leases of vision held 0.0 GPU hours" in got.fields["text"]
@@ -127,7 +127,7 @@ class FakeHistory:
 
 @dataclass
 class FakeLoop:
-    bed: Bed
+    world: OutboxWorld
     state: NodeState = field(default_factory=NodeState)
 
     def now(self) -> float:
@@ -143,12 +143,12 @@ def history() -> FakeHistory:
     return FakeHistory()
 
 
-def digests(bed: Bed, outbox: object, history: FakeHistory | SqliteHistory) -> WeeklyDigest:
+def digests(world: OutboxWorld, outbox: object, history: FakeHistory | SqliteHistory) -> WeeklyDigest:
     return WeeklyDigest(
-        cast("Loop", FakeLoop(bed)),
+        cast("Loop", FakeLoop(world)),
         outbox,  # type: ignore[arg-type]
         cast("SqliteHistory", history),
-        lambda: routes_of(bed.site, bed.projects),
+        lambda: routes_of(world.site, world.projects),
         nothing,
     )
 
@@ -157,22 +157,22 @@ async def test_each_receiver_gets_the_weeks_that_end_after_it_was_configured_onc
     tmp_path: Path, history: FakeHistory
 ) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(
+        world = OutboxWorld(
             tmp_path / "notifications.db",
             NotifyConfig(webhooks=(receiver.url("/site"),)),
             {"vision": ProjectNotifyConfig(webhooks=(receiver.url("/vision"),), digest=True)},
         )
         for _ in range(2):
-            async with bed.running() as outbox:
-                sender = digests(bed, outbox, history)
+            async with world.running() as outbox:
+                sender = digests(world, outbox, history)
                 await sender.send_due()
                 await sender.send_due()
-            bed.clock.advance(7 * DAY_SECONDS)
-        async with bed.running() as outbox:
-            await digests(bed, outbox, history).send_due()
+            world.clock.advance(7 * DAY_SECONDS)
+        async with world.running() as outbox:
+            await digests(world, outbox, history).send_due()
             got = await receiver.has(2)
-            bed.site = replace(bed.site, digest=True)
-            await digests(bed, outbox, history).send_due()
+            world.site = replace(world.site, digest=True)
+            await digests(world, outbox, history).send_due()
             got = await receiver.has(3)
     assert [one.path for one in got] == ["/vision", "/vision", "/site"]
     assert all(one.fields["kind"] == "digest" for one in got)
@@ -185,12 +185,12 @@ async def test_each_receiver_gets_the_weeks_that_end_after_it_was_configured_onc
 async def test_a_history_that_cannot_be_read_is_asked_again(tmp_path: Path, history: FakeHistory) -> None:
     async with Receiver().serving() as receiver:
         project = ProjectNotifyConfig(webhooks=(receiver.url("/vision"),), digest=True)
-        bed = Bed(tmp_path / "notifications.db", projects={"vision": project})
-        async with bed.running():
+        world = OutboxWorld(tmp_path / "notifications.db", projects={"vision": project})
+        async with world.running():
             pass
-        bed.clock.advance(7 * DAY_SECONDS)
-        async with bed.running() as outbox:
-            sender, history.broken = digests(bed, outbox, history), True
+        world.clock.advance(7 * DAY_SECONDS)
+        async with world.running() as outbox:
+            sender, history.broken = digests(world, outbox, history), True
             with pytest.raises(Unavailable):
                 await sender.send_due()
             history.broken = False

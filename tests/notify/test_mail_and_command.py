@@ -22,7 +22,7 @@ from gpushared.notify import user_command
 from gpushared.notify.attempt import Delivered, GivenUp, TryAgain
 from gpushared.notify.payload import Origin, payload_of
 from gpushared.notify.sendmail import find_sendmail, message_of, send
-from tests.notify.receivers import Bed, event
+from tests.notify.receivers import OutboxWorld, event
 
 SENDMAIL = """\
 import re, sys
@@ -63,10 +63,10 @@ async def test_a_run_that_asked_for_mail_has_its_owner_told(tmp_path: Path) -> N
     site = NotifyConfig(
         sendmail=make_sendmail(tmp_path), mail_domain="lab.example", mail_from="gpu@lab.example"
     )
-    bed = Bed(tmp_path / "notifications.db", site)
-    async with bed.running() as outbox:
+    world = OutboxWorld(tmp_path / "notifications.db", site)
+    async with world.running() as outbox:
         outbox.add([event(targets=("mail",)), event(2)])
-        await bed.until(lambda: len(mails(tmp_path)) == 1)
+        await world.until(lambda: len(mails(tmp_path)) == 1)
     (mail,) = mails(tmp_path)
     assert (mail["To"], mail["From"]) == ("ada@lab.example", "gpu@lab.example")
     assert mail["Subject"] == "[gpushared gpu1] l-1 of ada ended: exit code 0"
@@ -80,10 +80,12 @@ async def test_a_run_that_asked_for_mail_has_its_owner_told(tmp_path: Path) -> N
 async def test_the_site_gets_mail_of_what_its_people_must_mend_and_no_names_of_containers(
     tmp_path: Path,
 ) -> None:
-    bed = Bed(tmp_path / "notifications.db", NotifyConfig(sendmail=make_sendmail(tmp_path), mail=("root",)))
-    async with bed.running() as outbox:
+    world = OutboxWorld(
+        tmp_path / "notifications.db", NotifyConfig(sendmail=make_sendmail(tmp_path), mail=("root",))
+    )
+    async with world.running() as outbox:
         outbox.add([event(1), event(2, NotificationKind.GPU_UNHEALTHY, uid=None)])
-        await bed.until(lambda: len(mails(tmp_path)) == 1)
+        await world.until(lambda: len(mails(tmp_path)) == 1)
     (mail,) = mails(tmp_path)
     assert mail["To"] == "root"
     assert "my-box" not in mail.get_content()
@@ -141,11 +143,13 @@ def test_an_address_that_needs_care_is_no_address(text: str) -> None:
 
 
 async def test_the_owner_with_such_a_name_gets_no_mail(tmp_path: Path) -> None:
-    bed = Bed(tmp_path / "notifications.db", NotifyConfig(sendmail=make_sendmail(tmp_path), mail=("root",)))
-    async with bed.running() as outbox:
+    world = OutboxWorld(
+        tmp_path / "notifications.db", NotifyConfig(sendmail=make_sendmail(tmp_path), mail=("root",))
+    )
+    async with world.running() as outbox:
         outbox.add([event(1, owner="-bs", targets=("mail",))])
         outbox.add([event(2, NotificationKind.GPU_UNHEALTHY, uid=None)])
-        await bed.until(lambda: len(mails(tmp_path)) == 1)
+        await world.until(lambda: len(mails(tmp_path)) == 1)
     assert [mail["To"] for mail in mails(tmp_path)] == ["root"]
 
 
@@ -185,11 +189,11 @@ async def test_the_command_runs_as_the_user_whom_the_event_concerns(
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_DAEMON", "1")
     words, kept = make_command(tmp_path)
-    bed = Bed(tmp_path / "notifications.db", NotifyConfig(command=words))
-    async with bed.running() as outbox:
+    world = OutboxWorld(tmp_path / "notifications.db", NotifyConfig(command=words))
+    async with world.running() as outbox:
         outbox.add([event(uid=NOBODY.pw_uid, owner="nobody")])
-        await bed.until(kept.exists)
-        await bed.until(lambda: kept.read_text().endswith("}"))
+        await world.until(kept.exists)
+        await world.until(lambda: kept.read_text().endswith("}"))
     found = json.loads(kept.read_text())
     assert found["uid"] == [NOBODY.pw_uid] * 3
     assert found["gid"] == [NOBODY.pw_gid] * 3
@@ -252,6 +256,6 @@ async def test_a_uid_without_an_account_runs_nothing() -> None:
 
 
 async def test_an_event_that_concerns_no_user_runs_no_command(tmp_path: Path) -> None:
-    bed = Bed(tmp_path / "notifications.db", NotifyConfig(command=("/bin/true",)))
-    targets = bed.outbox()._routes().targets_of(event(uid=None))
+    world = OutboxWorld(tmp_path / "notifications.db", NotifyConfig(command=("/bin/true",)))
+    targets = world.outbox()._routes().targets_of(event(uid=None))
     assert targets == ()

@@ -18,7 +18,7 @@ from gpushared.domain.model.notification import NotificationKind
 from gpushared.notify import webhook
 from gpushared.notify.attempt import Delivered, GivenUp, TryAgain
 from gpushared.notify.webhook import attempt_of_status, post
-from tests.notify.receivers import NOW, Bed, Got, Receiver, event
+from tests.notify.receivers import NOW, OutboxWorld, ReceivedRequest, Receiver, event
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def waiting(path: Path) -> int:
     return int(count)
 
 
-def ids(got: list[Got]) -> list[str]:
+def ids(got: list[ReceivedRequest]) -> list[str]:
     return [one.headers["webhook-id"] for one in got]
 
 
 async def test_a_receiver_gets_the_json_of_an_event_without_the_names_of_its_container(path: Path) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url("/hook?x=1"),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url("/hook?x=1"),)))
+        async with world.running() as outbox:
             outbox.add([event()])
             (got,) = await receiver.has(1)
     assert got.path == "/hook?x=1"
@@ -76,8 +76,8 @@ async def test_the_owners_own_webhook_has_the_names_and_no_signature(path: Path,
     key.write_text("secret")
     key.chmod(0o600)
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(secret_file=str(key), allow=(receiver.url("/"),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(secret_file=str(key), allow=(receiver.url("/"),)))
+        async with world.running() as outbox:
             outbox.add([event(targets=(receiver.url("/ada"),))])
             (got,) = await receiver.has(1)
     assert (got.fields["container"], got.fields["image"]) == ("my-box", "secret/image")
@@ -90,8 +90,8 @@ async def test_a_receiver_can_check_the_signature(path: Path, tmp_path: Path, en
     key.write_bytes(b"whsec_" + base64.b64encode(secret) if encoded else secret + b"\n")
     key.chmod(0o600)
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),), secret_file=str(key)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),), secret_file=str(key)))
+        async with world.running() as outbox:
             outbox.add([event()])
             (got,) = await receiver.has(1)
     identity, at = got.headers["webhook-id"], got.headers["webhook-timestamp"]
@@ -106,56 +106,56 @@ async def test_a_key_that_others_may_read_is_a_trouble(path: Path, tmp_path: Pat
     key.write_text("secret")
     key.chmod(0o644)
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),), secret_file=str(key)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),), secret_file=str(key)))
+        async with world.running() as outbox:
             outbox.add([event()])
-            await bed.until(lambda: "may be read by others" in bed.trouble)
+            await world.until(lambda: "may be read by others" in world.trouble)
             key.chmod(0o600)
             await receiver.has(1)
-            await bed.until(lambda: bed.trouble == "")
+            await world.until(lambda: world.trouble == "")
 
 
 async def test_a_receiver_that_is_down_for_a_while_gets_everything_once_and_in_order(path: Path) -> None:
     receiver = Receiver()
     async with receiver.serving():
         pass  # only to learn a port that is free
-    bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-    async with bed.running() as outbox:
+    world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+    async with world.running() as outbox:
         outbox.add(event(number) for number in range(5))
-        await bed.until(lambda: "cannot be reached" in bed.trouble)
-        assert "/hook" not in bed.trouble, "the path of a URL may be a secret"
+        await world.until(lambda: "cannot be reached" in world.trouble)
+        assert "/hook" not in world.trouble, "the path of a URL may be a secret"
         async with receiver.serving():
             got = await receiver.has(5)
-            await bed.until(lambda: waiting(path) == 0)
+            await world.until(lambda: waiting(path) == 0)
     assert sorted(one.fields["lease"] for one in got) == [f"l-{number}" for number in range(5)]
     assert len(set(ids(got))) == 5
-    assert bed.trouble == ""
+    assert world.trouble == ""
 
 
 async def test_what_waits_survives_a_restart_and_an_event_is_not_written_twice(path: Path) -> None:
     receiver = Receiver()
     async with receiver.serving():
         pass
-    bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-    async with bed.running() as outbox:
+    world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+    async with world.running() as outbox:
         outbox.add([event(1), event(2)])
-        await bed.until(lambda: "cannot be reached" in bed.trouble)
-    async with receiver.serving(), bed.running() as outbox:
+        await world.until(lambda: "cannot be reached" in world.trouble)
+    async with receiver.serving(), world.running() as outbox:
         outbox.add([event(2), event(3)])
         got = await receiver.has(3)
-        await bed.until(lambda: waiting(path) == 0)
+        await world.until(lambda: waiting(path) == 0)
     assert sorted(one.fields["lease"] for one in got) == ["l-1", "l-2", "l-3"]
 
 
 async def test_events_that_come_one_by_one_are_told_once_each(path: Path) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+        async with world.running() as outbox:
             for number in range(100):
                 outbox.add([event(number)])
                 await asyncio.sleep(0.001 * (number % 7))
             await receiver.has(100)
-            await bed.until(lambda: waiting(path) == 0)
+            await world.until(lambda: waiting(path) == 0)
     assert len(receiver.got) == len(set(ids(receiver.got))) == 100
 
 
@@ -163,8 +163,8 @@ async def test_a_receiver_that_hangs_delays_nobody(path: Path) -> None:
     mute = Receiver(answer=lambda _: None)
     async with mute.serving(), Receiver().serving() as receiver:
         site = NotifyConfig(webhooks=(mute.url(), receiver.url()), allow=(mute.url("/"), receiver.url("/")))
-        bed = Bed(path, site)
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, site)
+        async with world.running() as outbox:
             hanging = [event(number, owner="eve", targets=(mute.url(f"/{number}"),)) for number in range(40)]
             outbox.add(hanging)
             outbox.add([event(99, targets=(receiver.url("/ada"),))])
@@ -173,17 +173,17 @@ async def test_a_receiver_that_hangs_delays_nobody(path: Path) -> None:
 
 
 async def test_a_receiver_that_fails_for_one_event_still_gets_the_others(path: Path) -> None:
-    def fails_once(got: Got) -> int:
+    def fails_once(got: ReceivedRequest) -> int:
         return 500 if got.fields["lease"] == "l-0" and fails else 200
 
     fails = True
     async with Receiver(answer=fails_once).serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+        async with world.running() as outbox:
             outbox.add(event(number) for number in range(3))
-            await bed.until(lambda: waiting(path) == 1)
+            await world.until(lambda: waiting(path) == 1)
             fails = False
-            await bed.until(lambda: waiting(path) == 0)
+            await world.until(lambda: waiting(path) == 0)
     told = [one.fields["lease"] for one in receiver.got]
     assert told.count("l-1") == told.count("l-2") == 1
     assert len(set(ids(receiver.got))) == 3, "the same event keeps its id"
@@ -192,12 +192,12 @@ async def test_a_receiver_that_fails_for_one_event_still_gets_the_others(path: P
 @pytest.mark.parametrize("status", [301, 400, 403, 404, 410])
 async def test_a_refusal_is_final_and_said(path: Path, status: int) -> None:
     async with Receiver(answer=lambda _: status).serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+        async with world.running() as outbox:
             outbox.add([event()])
-            await bed.until(lambda: f"{status}" in bed.trouble and waiting(path) == 0)
+            await world.until(lambda: f"{status}" in world.trouble and waiting(path) == 0)
     assert len(receiver.got) == 1
-    assert "the notification is dropped" in bed.trouble
+    assert "the notification is dropped" in world.trouble
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,16 @@ async def test_what_the_configuration_promises_and_the_machine_lacks_is_said_bef
     path: Path, tmp_path: Path
 ) -> None:
     key = str(tmp_path / "key")
-    bed = Bed(path, NotifyConfig(webhooks=("https://a.example/",), secret_file=key))
-    bed.projects = {"vision": ProjectNotifyConfig(mail=("ada",))}
-    bed.site = replace(bed.site, sendmail="/nonexistent")
-    async with bed.running() as outbox:
-        await bed.until(lambda: "cannot be signed" in bed.trouble and "no program sendmail" in bed.trouble)
-        bed.site, bed.projects = NotifyConfig(), {}
+    world = OutboxWorld(path, NotifyConfig(webhooks=("https://a.example/",), secret_file=key))
+    world.projects = {"vision": ProjectNotifyConfig(mail=("ada",))}
+    world.site = replace(world.site, sendmail="/nonexistent")
+    async with world.running() as outbox:
+        await world.until(
+            lambda: "cannot be signed" in world.trouble and "no program sendmail" in world.trouble
+        )
+        world.site, world.projects = NotifyConfig(), {}
         outbox.reload()
-        await bed.until(lambda: bed.trouble == "")
+        await world.until(lambda: world.trouble == "")
 
 
 # --- who is told -------------------------------------------------------------------------------------------
@@ -252,8 +254,10 @@ async def test_what_the_configuration_promises_and_the_machine_lacks_is_said_bef
 
 async def test_a_project_is_told_of_its_own_leases_only(path: Path) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(path, projects={"vision": ProjectNotifyConfig(webhooks=(receiver.url(),)), "other": None})
-        async with bed.running() as outbox:
+        world = OutboxWorld(
+            path, projects={"vision": ProjectNotifyConfig(webhooks=(receiver.url(),)), "other": None}
+        )
+        async with world.running() as outbox:
             outbox.add([event(1, project="speech"), event(2), event(3, project="other")])
             (got,) = await receiver.has(1)
     assert (got.fields["lease"], got.fields["image"]) == ("l-2", None)
@@ -261,8 +265,8 @@ async def test_a_project_is_told_of_its_own_leases_only(path: Path) -> None:
 
 async def test_a_target_is_told_of_the_events_that_it_was_configured_for(path: Path) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),), events=("idle",)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),), events=("idle",)))
+        async with world.running() as outbox:
             outbox.add([event(1), event(2, NotificationKind.IDLE)])
             (got,) = await receiver.has(1)
     assert got.fields["kind"] == "idle"
@@ -270,21 +274,21 @@ async def test_a_target_is_told_of_the_events_that_it_was_configured_for(path: P
 
 async def test_a_run_is_not_told_to_a_target_that_the_site_does_not_allow_any_more(path: Path) -> None:
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(allow=("mail",)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(allow=("mail",)))
+        async with world.running() as outbox:
             outbox.add([event(targets=(receiver.url(),))])
-            await bed.until(lambda: waiting(path) == 0)
+            await world.until(lambda: waiting(path) == 0)
     assert receiver.got == []
 
 
 async def test_a_new_target_is_not_told_what_happened_before_it_was_configured(path: Path) -> None:
     async with Receiver().serving() as old, Receiver().serving() as new:
-        bed = Bed(path, NotifyConfig(webhooks=(old.url(),)))
-        async with bed.running():
+        world = OutboxWorld(path, NotifyConfig(webhooks=(old.url(),)))
+        async with world.running():
             pass
-        bed.clock.advance(100)
-        bed.site = NotifyConfig(webhooks=(old.url(), new.url()))
-        async with bed.running() as outbox:
+        world.clock.advance(100)
+        world.site = NotifyConfig(webhooks=(old.url(), new.url()))
+        async with world.running() as outbox:
             outbox.add([event(1)], late=True)
             outbox.add([event(2)])
             await new.has(1)
@@ -296,13 +300,13 @@ async def test_what_waits_for_a_target_that_is_taken_out_is_forgotten(path: Path
     receiver = Receiver()
     async with receiver.serving():
         pass
-    bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-    async with bed.running() as outbox:
+    world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+    async with world.running() as outbox:
         outbox.add([event(1)])
-        await bed.until(lambda: waiting(path) == 1)
-        bed.site = NotifyConfig()
+        await world.until(lambda: waiting(path) == 1)
+        world.site = NotifyConfig()
         outbox.reload()
-        await bed.until(lambda: waiting(path) == 0)
+        await world.until(lambda: waiting(path) == 0)
 
 
 # --- bounds ------------------------------------------------------------------------------------------------
@@ -312,13 +316,13 @@ async def test_what_cannot_be_delivered_in_time_is_dropped_and_counted(path: Pat
     receiver = Receiver()
     async with receiver.serving():
         pass
-    bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),), keep_seconds=60))
-    async with bed.running() as outbox:
+    world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),), keep_seconds=60))
+    async with world.running() as outbox:
         outbox.add([event(1), event(2)])
-        await bed.until(lambda: "cannot be reached" in bed.trouble)
-    bed.clock.advance(61)
-    async with bed.running():
-        await bed.until(lambda: "2 notifications were dropped" in bed.trouble)
+        await world.until(lambda: "cannot be reached" in world.trouble)
+    world.clock.advance(61)
+    async with world.running():
+        await world.until(lambda: "2 notifications were dropped" in world.trouble)
     assert waiting(path) == 0
 
 
@@ -326,13 +330,13 @@ async def test_of_too_many_the_oldest_of_the_user_with_the_most_are_dropped(path
     receiver = Receiver()
     async with receiver.serving():
         pass
-    bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),), max_waiting=10))
-    async with bed.running() as outbox:
+    world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),), max_waiting=10))
+    async with world.running() as outbox:
         outbox.add(event(number, owner="bob") for number in range(3))
         outbox.add(event(number, owner="eve") for number in range(10, 40))
-        await bed.until(lambda: "23 notifications were dropped" in bed.trouble)
+        await world.until(lambda: "23 notifications were dropped" in world.trouble)
     assert waiting(path) == 10
-    async with receiver.serving(), bed.running():
+    async with receiver.serving(), world.running():
         got = await receiver.has(10)
     assert {f"l-{number}" for number in range(3)} <= {one.fields["lease"] for one in got}
 
@@ -343,22 +347,22 @@ async def test_of_too_many_the_oldest_of_the_user_with_the_most_are_dropped(path
 async def test_a_damaged_file_is_said_in_a_sentence_and_a_new_one_is_begun(path: Path) -> None:
     path.write_bytes(b"no database" * 1000)
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-        outbox = bed.outbox()
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+        outbox = world.outbox()
         outbox.add([event()])
 
         async def begins() -> None:
             await outbox.open()
 
         opening = asyncio.create_task(begins())
-        await bed.until(lambda: "file of notifications" in bed.trouble)
-        assert "move it away" in bed.trouble
+        await world.until(lambda: "file of notifications" in world.trouble)
+        assert "move it away" in world.trouble
         path.rename(path.with_suffix(".old"))
         async with asyncio.timeout(20):
             await opening
         running = asyncio.create_task(outbox.run())
         await receiver.has(1)
-        await bed.until(lambda: bed.trouble == "")
+        await world.until(lambda: world.trouble == "")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await outbox.close()
@@ -381,11 +385,11 @@ async def test_a_full_disk_loses_nothing_that_fits_in_memory_and_sends_nothing_t
 
         monkeypatch.setattr(NotificationFile, name, write)
     async with Receiver().serving() as receiver:
-        bed = Bed(path, NotifyConfig(webhooks=(receiver.url(),)))
-        async with bed.running() as outbox:
+        world = OutboxWorld(path, NotifyConfig(webhooks=(receiver.url(),)))
+        async with world.running() as outbox:
             outbox.add([event(1), event(2)])
-            await bed.until(
-                lambda: "the disk is full" in bed.trouble and "2 notifications wait" in bed.trouble
+            await world.until(
+                lambda: "the disk is full" in world.trouble and "2 notifications wait" in world.trouble
             )
             full = False
             await receiver.has(1)
@@ -393,7 +397,7 @@ async def test_a_full_disk_loses_nothing_that_fits_in_memory_and_sends_nothing_t
             await receiver.has(1)
             full = False
             await receiver.has(2)
-            await bed.until(lambda: waiting(path) == 0 and bed.trouble == "")
+            await world.until(lambda: waiting(path) == 0 and world.trouble == "")
     assert len(receiver.got) == len(set(ids(receiver.got))) == 2
 
 

@@ -16,7 +16,7 @@ from gpushared.testing import ManualClock, SharedMemoryStore, StoreWorld
 from tests.pool.pools import SECONDS, Pool
 
 
-class Candidate(Pool):
+class StandbyCoordinator(Pool):
     """A coordinator that stands by until it leads. ``run`` is the task that says so."""
 
     store: SharedMemoryStore
@@ -53,7 +53,7 @@ class Candidate(Pool):
         return self.enrolled
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Candidate]:
+    async def running(self) -> AsyncIterator[StandbyCoordinator]:
         await self.succession.prepare()
         async with self.loop.running():
             self.run = asyncio.create_task(self.succession.run(self.announce, self.members))
@@ -65,13 +65,15 @@ class Candidate(Pool):
                 await self.store.close()
 
 
-def candidate(world: StoreWorld, name: str, *, rules: PoolRules | None = None, now: float = 1e6) -> Candidate:
-    return Candidate(SharedMemoryStore(world, name=name), rules=rules, now=now)
+def standby_coordinator(
+    world: StoreWorld, name: str, *, rules: PoolRules | None = None, now: float = 1e6
+) -> StandbyCoordinator:
+    return StandbyCoordinator(SharedMemoryStore(world, name=name), rules=rules, now=now)
 
 
 @asynccontextmanager
-async def leading(world: StoreWorld, name: str = "a") -> AsyncIterator[Candidate]:
+async def leading(world: StoreWorld, name: str = "a") -> AsyncIterator[StandbyCoordinator]:
     """One that leads already."""
-    async with candidate(world, name).running() as made:
+    async with standby_coordinator(world, name).running() as made:
         await made.until_leading()
         yield made

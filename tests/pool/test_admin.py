@@ -48,7 +48,7 @@ class Certificates:
         self.revoked.append((node, by))
 
 
-class Office:
+class AdministeredPool:
     """A pool with its administration."""
 
     def __init__(self, pool: Pool) -> None:
@@ -82,21 +82,23 @@ class Office:
 
 
 @pytest.fixture
-async def office() -> AsyncIterator[Office]:
+async def administered() -> AsyncIterator[AdministeredPool]:
     async with coordinator() as pool:
         await pool.join()
-        yield Office(pool)
+        yield AdministeredPool(pool)
 
 
-async def test_status_tells_how_the_coordinator_is(office: Office) -> None:
-    await office.run_job(1)
-    await office.pool.submit(2, target=NODE)
-    office.pool.troubles.raised("store", "the disk is full")
-    status = await office.status()
+async def test_status_tells_how_the_coordinator_is(administered: AdministeredPool) -> None:
+    await administered.run_job(1)
+    await administered.pool.submit(2, target=NODE)
+    administered.pool.troubles.raised("store", "the disk is full")
+    status = await administered.status()
     assert (status.pool, status.epoch, status.phase) == ("lab", 1, "normal")
     assert (status.nodes, status.running, list(status.troubles)) == (1, 1, ["the disk is full"])
-    assert status.queued == sum(isinstance(job.state, Queued) for job in office.pool.loop.state.jobs.values())
-    assert status.revision == office.pool.loop.revision > 0
+    assert status.queued == sum(
+        isinstance(job.state, Queued) for job in administered.pool.loop.state.jobs.values()
+    )
+    assert status.revision == administered.pool.loop.revision > 0
 
 
 @pytest.mark.parametrize(
@@ -108,27 +110,29 @@ async def test_status_tells_how_the_coordinator_is(office: Office) -> None:
         ("forget_coordinator", pool_pb2.ForgetCoordinatorRequest(name="h3")),
     ],
 )
-async def test_only_administrators_are_answered(office: Office, call: str, message: Any) -> None:
+async def test_only_administrators_are_answered(
+    administered: AdministeredPool, call: str, message: Any
+) -> None:
     with pytest.raises(PermissionRefused, match="only admins"):
-        await getattr(office.admin, call)(message, USER)
-    assert office.certificates.revoked == []
+        await getattr(administered.admin, call)(message, USER)
+    assert administered.certificates.revoked == []
 
 
-async def test_a_pool_of_one_coordinator_has_none_to_forget(office: Office) -> None:
+async def test_a_pool_of_one_coordinator_has_none_to_forget(administered: AdministeredPool) -> None:
     with pytest.raises(StateConflict, match="this pool has one coordinator"):
-        await office.admin.forget_coordinator(pool_pb2.ForgetCoordinatorRequest(name="h3"), ROOT)
+        await administered.admin.forget_coordinator(pool_pb2.ForgetCoordinatorRequest(name="h3"), ROOT)
 
 
-async def test_a_drained_node_gets_no_new_work_and_is_told(office: Office) -> None:
-    await office.run_job(1)
-    assert await office.drain(node="n1", reason="new fans") == [
+async def test_a_drained_node_gets_no_new_work_and_is_told(administered: AdministeredPool) -> None:
+    await administered.run_job(1)
+    assert await administered.drain(node="n1", reason="new fans") == [
         "node n1 gets no new work of the pool; jobs that run on there: 1"
     ]
-    member = office.pool.loop.state.members[NODE]
+    member = administered.pool.loop.state.members[NODE]
     assert (member.drained_by, member.drain_reason) == ("root@lab", "new fans")
-    assert await office.drain(node="n1", undrain=True) == ["node n1 takes work again"]
-    assert office.pool.loop.state.members[NODE].drained_by == ""
-    assert office.drained == [NODE, NODE]
+    assert await administered.drain(node="n1", undrain=True) == ["node n1 takes work again"]
+    assert administered.pool.loop.state.members[NODE].drained_by == ""
+    assert administered.drained == [NODE, NODE]
 
 
 @pytest.mark.parametrize(
@@ -141,30 +145,32 @@ async def test_a_drained_node_gets_no_new_work_and_is_told(office: Office) -> No
     ],
 )
 async def test_what_cannot_be_drained(
-    office: Office, fields: dict[str, Any], error: type[GpushareError], told: str
+    administered: AdministeredPool, fields: dict[str, Any], error: type[GpushareError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        await office.drain(**fields)
+        await administered.drain(**fields)
 
 
-async def test_a_forgotten_node_s_jobs_wait_again_once_its_certificate_is_revoked(office: Office) -> None:
-    await office.run_job(1)
-    await office.pool.loop.send(NodeDisconnected(NODE))
-    assert await office.forget(node="n1", is_off=True) == [
+async def test_a_forgotten_node_s_jobs_wait_again_once_its_certificate_is_revoked(
+    administered: AdministeredPool,
+) -> None:
+    await administered.run_job(1)
+    await administered.pool.loop.send(NodeDisconnected(NODE))
+    assert await administered.forget(node="n1", is_off=True) == [
         "node n1 is forgotten",
         "its certificate is revoked: to come back it has to join again",
         "one job was there; those that wait for another node now: 1",
     ]
-    assert office.certificates.revoked == [(NODE, "root@lab")]
-    assert isinstance(office.pool.loop.state.jobs[job_id(1)].state, Queued)
+    assert administered.certificates.revoked == [(NODE, "root@lab")]
+    assert isinstance(administered.pool.loop.state.jobs[job_id(1)].state, Queued)
     with pytest.raises(NotFound):
-        await office.forget(node="n1", is_off=True)
-    assert (await office.status()).nodes == 0
+        await administered.forget(node="n1", is_off=True)
+    assert (await administered.status()).nodes == 0
 
 
-async def test_a_node_without_a_certificate_can_be_forgotten(office: Office) -> None:
-    await office.pool.loop.send(NodeEnrolled(NodeName("n2")))
-    assert await office.forget(node="n2", is_off=True) == [
+async def test_a_node_without_a_certificate_can_be_forgotten(administered: AdministeredPool) -> None:
+    await administered.pool.loop.send(NodeEnrolled(NodeName("n2")))
+    assert await administered.forget(node="n2", is_off=True) == [
         "node n2 is forgotten",
         "it has no certificate any more",
     ]
@@ -179,36 +185,40 @@ async def test_a_node_without_a_certificate_can_be_forgotten(office: Office) -> 
     ],
 )
 async def test_nobody_s_word_is_taken_against_what_is_known(
-    office: Office, fields: dict[str, Any], error: type[GpushareError], told: str
+    administered: AdministeredPool, fields: dict[str, Any], error: type[GpushareError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
-        await office.forget(**fields)
-    assert office.certificates.revoked == []
+        await administered.forget(**fields)
+    assert administered.certificates.revoked == []
 
 
-async def test_a_word_is_taken_for_a_silent_node_whose_connection_nobody_closed(office: Office) -> None:
+async def test_a_word_is_taken_for_a_silent_node_whose_connection_nobody_closed(
+    administered: AdministeredPool,
+) -> None:
     """A machine that lost its power, or a cable, says no goodbye."""
-    office.pool.clock.advance(31)
-    assert (await office.forget(node="n1", is_off=True))[0] == "node n1 is forgotten"
+    administered.pool.clock.advance(31)
+    assert (await administered.forget(node="n1", is_off=True))[0] == "node n1 is forgotten"
 
 
 async def test_a_recovery_need_not_wait_for_a_node_whose_certificate_was_revoked() -> None:
     """It cannot report any more; should it ever join again, what it tells is taken as of then."""
     async with coordinator(enrolled=(Member(NODE, 5.0, ("n1",)),)) as pool:
-        office = Office(pool)
-        await office.certificates.expel(NODE, "root@lab")
-        assert list((await office.status()).awaited_nodes) == ["n1"]
-        assert (await office.forget(node="n1", only_waive=True))[1] == "no other node is waited for"
+        administered = AdministeredPool(pool)
+        await administered.certificates.expel(NODE, "root@lab")
+        assert list((await administered.status()).awaited_nodes) == ["n1"]
+        assert (await administered.forget(node="n1", only_waive=True))[1] == "no other node is waited for"
         assert pool.loop.state.members[NODE].excused
         pool.clock.advance(pool.loop.state.rules.recover_seconds)
         await pool.loop.send(PoolTick())
-        assert (await office.status()).phase == "normal"
+        assert (await administered.status()).phase == "normal"
 
 
-async def test_administrators_are_told_on_whose_word_all_nodes_were_asked_anew(office: Office) -> None:
+async def test_administrators_are_told_on_whose_word_all_nodes_were_asked_anew(
+    administered: AdministeredPool,
+) -> None:
     inventory, free = Inventory(()), HeartbeatReport()
-    await office.pool.loop.send(NodeRegistered(NODE, inventory, free, seen_epoch=90))
-    (trouble,) = (await office.status()).troubles
+    await administered.pool.loop.send(NodeRegistered(NODE, inventory, free, seen_epoch=90))
+    (trouble,) = (await administered.status()).troubles
     assert "node n1 said that it has seen more of this pool" in trouble
     assert "gpushare pool revoke --node n1" in trouble
 
@@ -216,12 +226,12 @@ async def test_administrators_are_told_on_whose_word_all_nodes_were_asked_anew(o
 async def test_a_recovery_need_not_wait_for_a_waived_node() -> None:
     lost = Member(NODE, 5.0, ("n1",))
     async with coordinator(enrolled=(lost,)) as pool:
-        office = Office(pool)
-        status = await office.status()
+        administered = AdministeredPool(pool)
+        status = await administered.status()
         assert (status.phase, list(status.awaited_nodes)) == ("recovering", ["n1"])
-        assert await office.forget(node="n1", only_waive=True) == [
+        assert await administered.forget(node="n1", only_waive=True) == [
             "the recovery does not wait for node n1 any more",
             "no other node is waited for",
         ]
-        assert office.certificates.revoked == []
-        assert list((await office.status()).awaited_nodes) == []
+        assert administered.certificates.revoked == []
+        assert list((await administered.status()).awaited_nodes) == []

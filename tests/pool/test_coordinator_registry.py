@@ -15,7 +15,7 @@ from gpushared.pool.coordinator import coordinator_registry as module
 from gpushared.pool.coordinator.coordinator_registry import COORDINATOR, CoordinatorRegistry
 from gpushared.ports.job_store import StoreUnavailable
 from gpushared.testing import SharedMemoryStore, StoreWorld
-from tests.pool.standbys import Candidate, leading
+from tests.pool.standbys import StandbyCoordinator, leading
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ async def keeping(one: CoordinatorRegistry, loop: PoolLoop) -> AsyncIterator[Non
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def both_kept(first: Candidate) -> CoordinatorRegistry:
+async def both_kept(first: StandbyCoordinator) -> CoordinatorRegistry:
     """The leader a knows b."""
     b = SharedMemoryStore(first.store.world, name="b")
     await registry(b, facts("b")).announce()

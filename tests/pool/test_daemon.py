@@ -119,8 +119,8 @@ class Daemon:
         self._log.close()
 
 
-class Place:
-    """Where a pool's coordinator lives."""
+class CoordinatorFolder:
+    """The folder of a coordinator, which has several lives."""
 
     def __init__(self, folder: Path, runtime: Path) -> None:
         self.state = folder
@@ -142,8 +142,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path / "state", tmp_path_factory.mktemp("r"))
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CoordinatorFolder:
+    return CoordinatorFolder(tmp_path / "state", tmp_path_factory.mktemp("r"))
 
 
 def submit_until_it_dies(daemon: Daemon, prefix: str) -> tuple[dict[str, str], str]:
@@ -159,13 +159,15 @@ def submit_until_it_dies(daemon: Daemon, prefix: str) -> tuple[dict[str, str], s
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_at_each_write_it_loses_nothing_that_it_said_it_has(place: Place, when: str) -> None:
+def test_killed_at_each_write_it_loses_nothing_that_it_said_it_has(
+    folder: CoordinatorFolder, when: str
+) -> None:
     """And what it did not say may be asked again without becoming two."""
     answered: dict[str, str] = {}
     asked_last = ""
     epoch = unanswered = 0
     for number in (1, 2, 3, 4, 0):
-        with place.life(number, when) as daemon:
+        with folder.life(number, when) as daemon:
             before, epoch = epoch, int(daemon.call("PoolAdmin/Status")["epoch"])
             assert epoch > before
             known = daemon.jobs()
@@ -182,112 +184,112 @@ def test_killed_at_each_write_it_loses_nothing_that_it_said_it_has(place: Place,
                 assert len(daemon.jobs()) == len(known) + (when == "before")
 
 
-def test_killed_while_many_submit_it_has_all_that_were_answered(place: Place) -> None:
+def test_killed_while_many_submit_it_has_all_that_were_answered(folder: CoordinatorFolder) -> None:
     told: list[str] = []
     for life in range(2):
-        with place.life() as daemon, ThreadPoolExecutor(8) as many:
+        with folder.life() as daemon, ThreadPoolExecutor(8) as many:
             calls = [many.submit(submit_until_it_dies, daemon, f"{life}-{who}") for who in range(8)]
             deadline = time.monotonic() + SECONDS
             while len(daemon.jobs()) < 40 * (life + 1):
                 assert time.monotonic() < deadline
             daemon.kill()
             told += [job for call in calls for job in call.result()[0].values()]
-    with place.life() as daemon:
+    with folder.life() as daemon:
         assert set(told) <= daemon.jobs().keys()
 
 
-def test_a_clean_end_keeps_everything(place: Place) -> None:
-    with place.life() as daemon:
+def test_a_clean_end_keeps_everything(folder: CoordinatorFolder) -> None:
+    with folder.life() as daemon:
         job = daemon.submit("one")
         daemon.call("Jobs/Cancel", job_id=job)
         held = daemon.submit("two")
         daemon.stop()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         assert daemon.jobs() == {job: "cancelled", held: "queued"}
         assert daemon.call("PoolAdmin/Status")["phase"] == "normal"
 
 
-def test_an_old_copy_of_the_store_is_noticed_at_the_start(place: Place, tmp_path: Path) -> None:
+def test_an_old_copy_of_the_store_is_noticed_at_the_start(folder: CoordinatorFolder, tmp_path: Path) -> None:
     """Beside the certificates stands how far the store was."""
-    with place.life() as daemon:
+    with folder.life() as daemon:
         daemon.submit("one")
         daemon.stop()
-    shutil.copy(place.state / STORE_NAME, tmp_path / "copy")
-    with place.life() as daemon:
+    shutil.copy(folder.state / STORE_NAME, tmp_path / "copy")
+    with folder.life() as daemon:
         lost = daemon.submit("two")
         status = daemon.call("PoolAdmin/Status")
         daemon.stop()
-    for file in place.store():
+    for file in folder.store():
         file.unlink()
-    shutil.copy(tmp_path / "copy", place.state / STORE_NAME)
-    with place.life() as daemon:
+    shutil.copy(tmp_path / "copy", folder.state / STORE_NAME)
+    with folder.life() as daemon:
         again = daemon.call("PoolAdmin/Status")
         assert again["phase"] == "recovering"
         assert int(again["epoch"]) > int(status["epoch"])
         assert lost not in daemon.jobs()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         assert daemon.call("PoolAdmin/Status")["phase"] == "recovering"
 
 
 def test_a_store_from_before_an_earlier_loss_is_noticed_though_more_was_written_in_it(
-    place: Place, tmp_path: Path
+    folder: CoordinatorFolder, tmp_path: Path
 ) -> None:
     """The one after the loss counts its changes from 1; also where it dies before it has said so itself."""
-    with place.life() as daemon:
+    with folder.life() as daemon:
         for number in range(20):
             daemon.submit(str(number))
         daemon.stop()
     before = tmp_path / "before the loss"
-    shutil.copy(place.state / STORE_NAME, before)
-    for file in place.store():
+    shutil.copy(folder.state / STORE_NAME, before)
+    for file in folder.store():
         file.unlink()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         fewer = int(daemon.call("PoolAdmin/Status")["revision"])
         daemon.stop()
-    for file in place.store():
+    for file in folder.store():
         file.unlink()
-    shutil.copy(before, place.state / STORE_NAME)
-    dies = Daemon(place.state, place.runtime, 1, "before")
+    shutil.copy(before, folder.state / STORE_NAME)
+    dies = Daemon(folder.state, folder.runtime, 1, "before")
     assert dies.process.wait(SECONDS) == -signal.SIGKILL
     dies.dispose()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         status = daemon.call("PoolAdmin/Status")
     assert int(status["revision"]) > fewer
     assert status["phase"] == "recovering"
 
 
-def test_a_lost_store_is_noticed_at_the_start(place: Place) -> None:
-    with place.life() as daemon:
+def test_a_lost_store_is_noticed_at_the_start(folder: CoordinatorFolder) -> None:
+    with folder.life() as daemon:
         daemon.submit("one")
         status = daemon.call("PoolAdmin/Status")
         daemon.stop()
-    for file in place.store():
+    for file in folder.store():
         file.unlink()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         again = daemon.call("PoolAdmin/Status")
         assert again["phase"] == "recovering"
         assert int(again["epoch"]) > int(status["epoch"])
 
 
 def test_a_second_coordinator_on_the_same_store_is_refused_and_the_first_goes_on(
-    place: Place, tmp_path: Path
+    folder: CoordinatorFolder, tmp_path: Path
 ) -> None:
-    with place.life() as first:
-        second = Daemon(place.state, tmp_path / "r2", 0, "before")
+    with folder.life() as first:
+        second = Daemon(folder.state, tmp_path / "r2", 0, "before")
         assert second.process.wait(SECONDS) != 0
         told = second.text()
         second.dispose()
-        assert f"another coordinator leads with {place.state}/{STORE_NAME}" in told
+        assert f"another coordinator leads with {folder.state}/{STORE_NAME}" in told
         assert f"(process {first.process.pid})" in told
         first.submit("one")
 
 
-def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_path: Path) -> None:
+def test_a_store_that_somebody_else_leads_ends_the_process(folder: CoordinatorFolder, tmp_path: Path) -> None:
     """As with a lock that is worth nothing: the store's epoch is what counts."""
-    with place.life() as first:
+    with folder.life() as first:
         first.submit("one")
-        (place.state / f"{STORE_NAME}.lock").unlink()
-        with place.life(runtime=tmp_path / "r2") as second:
+        (folder.state / f"{STORE_NAME}.lock").unlink()
+        with folder.life(runtime=tmp_path / "r2") as second:
             second.submit("two")
             with pytest.raises((GoneError, RefusedError)):
                 first.submit("three")
@@ -299,8 +301,8 @@ def test_a_store_that_somebody_else_leads_ends_the_process(place: Place, tmp_pat
 @pytest.fixture
 def larger_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two MiB: the store's files need as much before there is anything in them."""
-    with disk(tmp_path, 2) as place:
-        yield place
+    with disk(tmp_path, 2) as folder:
+        yield folder
 
 
 def submit_until_refused(daemon: Daemon) -> tuple[list[str], str]:
@@ -317,8 +319,8 @@ def submit_until_refused(daemon: Daemon) -> tuple[list[str], str]:
 def test_with_a_full_disk_everything_is_still_shown_and_the_next_write_that_works_goes_on(
     larger_disk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    place = Place(larger_disk / "state", tmp_path_factory.mktemp("r"))
-    with place.life() as daemon:
+    folder = CoordinatorFolder(larger_disk / "state", tmp_path_factory.mktemp("r"))
+    with folder.life() as daemon:
         job = daemon.submit("before")
         ballast = fill(larger_disk)
         more, refusal = submit_until_refused(daemon)
@@ -334,7 +336,7 @@ def test_with_a_full_disk_everything_is_still_shown_and_the_next_write_that_work
             time.sleep(0.05)
         kept.add(daemon.submit("after"))
         daemon.stop()
-    with place.life() as daemon:
+    with folder.life() as daemon:
         assert daemon.jobs().keys() == kept
 
 

@@ -23,14 +23,14 @@ from tests.pool.processes import CoordinatorProcess, free_port
 SOMEBODY = Caller(1000, 1000, "somebody")
 
 
-class NoLines:
+class AuditWithoutLosses:
     """An audit that has lost nothing."""
 
     lost_total = 0
 
 
 def page_of(pool: Pool) -> str:
-    audit: AuditLog = NoLines()  # type: ignore[assignment]  # the page reads one figure of it
+    audit: AuditLog = AuditWithoutLosses()  # type: ignore[assignment]  # the page reads one figure of it
     metrics = PoolMetrics(lambda: pool.loop, pool.troubles, audit, CoordinatorConfig)
     return metrics.page(SOMEBODY, "").body.decode()
 

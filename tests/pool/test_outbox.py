@@ -20,7 +20,7 @@ ADA = "ada@ws3"
 ONE, TWO = job_id(1), job_id(2)
 
 
-class Told:
+class FakeLink:
     """A link that notes what it is told."""
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ def update(job: JobId, state: str, *, over: bool = False) -> link_pb2.JobUpdate:
 
 async def test_what_was_put_in_is_there_after_a_restart_in_its_order(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.sender = told = Told()
+    outbox.sender = link = FakeLink()
     await outbox.put([(TWO, spec()), (ONE, spec())], principal=ADA, held=True, priority=7)
-    assert told.words == [("submit", TWO), ("submit", ONE)]
+    assert link.words == [("submit", TWO), ("submit", ONE)]
     again = reopened()
     assert again.jobs() == (TWO, ONE)
     kept = again.job(ONE)
@@ -120,10 +120,10 @@ async def test_a_refusal_is_kept_for_whoever_asks_but_not_of_a_job_that_was_take
 
 async def test_a_cancellation_is_told_until_the_pool_has_it(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.sender = told = Told()
+    outbox.sender = link = FakeLink()
     await outbox.put([(ONE, spec())], principal=ADA)
     await outbox.withdraw(ONE, 3, principal="root@ws3")
-    assert ("cancel", ONE) in told.words
+    assert ("cancel", ONE) in link.words
     assert reopened().cancels() == {ONE: 3}
     await outbox.cancelled(ONE, None)
     assert reopened().cancels() == {}
@@ -148,14 +148,14 @@ async def test_a_job_that_its_owner_cancelled_is_not_begun_before_the_pool_hears
 
 async def test_a_cancellation_that_overtakes_its_job_is_told_again(reopened: Callable[[], Outbox]) -> None:
     outbox = reopened()
-    outbox.sender = told = Told()
+    outbox.sender = link = FakeLink()
     await outbox.put([(ONE, spec())], principal=ADA)
     await outbox.withdraw(ONE, 3, principal=ADA)
     await outbox.cancelled(ONE, NotFound("there is no job"))
     assert outbox.cancels() == {ONE: 3}
-    told.words.clear()
+    link.words.clear()
     await outbox.taken(ONE, None)
-    assert told.words == [("cancel", ONE)]
+    assert link.words == [("cancel", ONE)]
     await outbox.cancelled(ONE, NotFound("the pool has forgotten the job"))
     assert outbox.cancels() == {}
 
@@ -194,7 +194,7 @@ async def test_what_cannot_be_written_is_not_kept_nor_half_of_it(
     pool: Pool, reopened: Callable[[], Outbox]
 ) -> None:
     outbox = reopened()
-    outbox.sender = told = Told()
+    outbox.sender = link = FakeLink()
     many = [(job_id(number), spec()) for number in range(300)]
     writes = 0
     write = pool.loop.write
@@ -209,7 +209,7 @@ async def test_what_cannot_be_written_is_not_kept_nor_half_of_it(
     outbox._write = failing  # type: ignore[assignment]
     with pytest.raises(StoreUnavailable):
         await outbox.put(many, principal=ADA)
-    assert (outbox.jobs(), reopened().jobs(), told.words) == ((), (), [])
+    assert (outbox.jobs(), reopened().jobs(), link.words) == ((), (), [])
     await outbox.put(many, principal=ADA)
     assert len(reopened().jobs()) == 300
 

@@ -21,7 +21,7 @@ from gpushared.pool.coordinator import succession
 from gpushared.ports.job_store import Deposed, StoreChange, StoreUnavailable, Transaction
 from gpushared.testing import SharedMemoryStore, StoreWorld
 from tests.pool.pools import ADA, NODE, SECONDS, job_id, spec
-from tests.pool.standbys import Candidate, candidate, leading
+from tests.pool.standbys import StandbyCoordinator, leading, standby_coordinator
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ async def test_the_first_of_all_leads_at_once(world: StoreWorld) -> None:
 
 
 async def test_what_the_leader_writes_is_shown_by_one_that_stands_by(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.join()
         await first.submit(1)
         await first.until_placed(1)
@@ -66,7 +66,7 @@ async def test_what_the_leader_writes_is_shown_by_one_that_stands_by(world: Stor
 
 
 async def test_who_waits_for_a_job_at_one_that_stands_by_hears_of_its_change(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.submit(1)
         await second.until(lambda: job_id(1) in second.loop.state.jobs)
         waiting = asyncio.create_task(second.loop.job_changed(job_id(1), SECONDS))
@@ -77,7 +77,7 @@ async def test_who_waits_for_a_job_at_one_that_stands_by_hears_of_its_change(wor
 
 
 async def test_the_age_of_what_is_shown_is_the_time_since_the_store_was_heard(world: StoreWorld) -> None:
-    async with leading(world), candidate(world, "b").running() as second:
+    async with leading(world), standby_coordinator(world, "b").running() as second:
         clock = asyncio.get_running_loop().time
         second.store.heard_at = clock() - 100.0
         assert 100.0 <= second.succession.standby.age_seconds() < 100.0 + SECONDS
@@ -86,7 +86,7 @@ async def test_the_age_of_what_is_shown_is_the_time_since_the_store_was_heard(wo
 
 
 async def test_one_that_stands_by_writes_nothing_and_names_the_leader(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.submit(1)
         await second.until(lambda: job_id(1) in second.loop.state.jobs)
         before = world.revision
@@ -97,7 +97,7 @@ async def test_one_that_stands_by_writes_nothing_and_names_the_leader(world: Sto
 
 
 async def test_keys_of_other_parts_are_passed_on(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.loop.write({"token/api/x": b"{}", "trust/anchors": b"sealed"})
         await second.until(lambda: {"token/api/x", "trust/anchors"} <= set(second.noticed))
 
@@ -106,14 +106,14 @@ async def test_keys_of_other_parts_are_passed_on(world: StoreWorld) -> None:
 
 
 async def test_a_leader_that_ends_is_followed_by_one_that_has_all_of_it(world: StoreWorld) -> None:
-    async with candidate(world, "b").running() as third:
+    async with standby_coordinator(world, "b").running() as third:
         await third.until_leading()
     async with leading(world) as first:
         await first.join()
         for number in range(3):
             await first.submit(number)
         await first.until_placed(0)
-        async with candidate(world, "b").running() as second:
+        async with standby_coordinator(world, "b").running() as second:
             await first.store.close()
             await second.until_leading()
             assert second.loop.standby is None
@@ -128,7 +128,7 @@ async def test_a_leader_that_ends_is_followed_by_one_that_has_all_of_it(world: S
 async def test_nothing_that_was_acknowledged_is_lost_whenever_the_leader_falls(
     world: StoreWorld, after: int
 ) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         acknowledged: set[JobId] = set()
 
         async def submit(number: int) -> None:
@@ -151,7 +151,7 @@ async def test_nothing_that_was_acknowledged_is_lost_whenever_the_leader_falls(
 
 
 async def test_who_waits_for_a_leader_goes_on_when_this_coordinator_leads(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.submit(1)
         await second.until(lambda: job_id(1) in second.loop.state.jobs)
         held = asyncio.create_task(second.succession.standby.until_leading(SECONDS, 1))
@@ -168,8 +168,8 @@ async def test_who_waits_for_a_leader_goes_on_when_this_coordinator_leads(world:
 async def test_of_two_that_stand_by_one_leads_and_the_other_follows_it(world: StoreWorld) -> None:
     async with (
         leading(world) as first,
-        candidate(world, "b").running() as second,
-        candidate(world, "c").running() as third,
+        standby_coordinator(world, "b").running() as second,
+        standby_coordinator(world, "c").running() as third,
     ):
         first.store.depose()
         both = (second, third)
@@ -185,7 +185,7 @@ async def test_of_two_that_stand_by_one_leads_and_the_other_follows_it(world: St
 
 
 async def test_a_leader_that_was_deposed_before_it_began_does_not_begin(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.submit(1)
         second.once_leading = second.store.depose
         first.store.depose()
@@ -196,7 +196,7 @@ async def test_a_leader_that_was_deposed_before_it_began_does_not_begin(world: S
         assert jobs_in(world) == {job_id(1)}
 
 
-class FailsOnce(SharedMemoryStore):
+class StoreThatFailsOnce(SharedMemoryStore):
     """Fails the call of that number, counted from when it leads."""
 
     def __init__(self, world: StoreWorld, number: int) -> None:
@@ -217,7 +217,7 @@ class FailsOnce(SharedMemoryStore):
 async def test_a_store_that_fails_at_the_beginning_leaves_no_leader_with_half_of_it(
     world: StoreWorld, number: int
 ) -> None:
-    second = Candidate(FailsOnce(world, number))
+    second = StandbyCoordinator(StoreThatFailsOnce(world, number))
     second.enrolled = (Member(NodeName("n9"), 5.0, ("n9",)),)
     async with leading(world) as first, second.running():
         await first.join()
@@ -234,8 +234,11 @@ async def test_a_store_that_fails_at_the_beginning_leaves_no_leader_with_half_of
 
 
 async def test_the_first_call_of_a_leader_that_fails_ends_it(world: StoreWorld) -> None:
-    store = FailsOnce(world, 1)
-    async with candidate(world, "a").running() as first, Candidate(store).running() as second:
+    store = StoreThatFailsOnce(world, 1)
+    async with (
+        standby_coordinator(world, "a").running() as first,
+        StandbyCoordinator(store).running() as second,
+    ):
         await first.until_leading()
         first.store.depose()
         with pytest.raises(StoreUnavailable, match="the disk is slow"):
@@ -243,7 +246,7 @@ async def test_the_first_call_of_a_leader_that_fails_ends_it(world: StoreWorld) 
         assert store.failed
 
 
-class LosesAnAnswer(SharedMemoryStore):
+class StoreThatLosesAnAnswer(SharedMemoryStore):
     """Becomes the leader at the first try, and does not say so."""
 
     tries = 0
@@ -258,8 +261,8 @@ class LosesAnAnswer(SharedMemoryStore):
 
 async def test_one_that_leads_without_knowing_it_asks_again(world: StoreWorld) -> None:
     """Nobody else can lead until it ends."""
-    store = LosesAnAnswer(world, name="b")
-    async with Candidate(store).running() as second:
+    store = StoreThatLosesAnAnswer(world, name="b")
+    async with StandbyCoordinator(store).running() as second:
         await second.until_leading()
         assert (second.loop.epoch, store.tries) == (2, 2)
         await second.submit(1)
@@ -267,7 +270,7 @@ async def test_one_that_leads_without_knowing_it_asks_again(world: StoreWorld) -
 
 async def test_a_node_that_was_signed_last_is_a_member_and_no_sign_of_a_loss(world: StoreWorld) -> None:
     """The old leader had signed its certificate and ended; nothing else can be missing."""
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.join()
         second.enrolled = (Member(NODE, 5.0, ("n1",)), Member(NodeName("n2"), 6.0, ("n2",)))
         first.store.depose()
@@ -278,7 +281,7 @@ async def test_a_node_that_was_signed_last_is_a_member_and_no_sign_of_a_loss(wor
 
 
 async def test_a_recovery_that_was_under_way_goes_on(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.join()
         await first.loop.write({RECOVERING: b""})
         first.store.depose()
@@ -286,7 +289,7 @@ async def test_a_recovery_that_was_under_way_goes_on(world: StoreWorld) -> None:
         assert second.loop.state.recovering_since is not None
 
 
-class Deaf(SharedMemoryStore):
+class DeafStore(SharedMemoryStore):
     """Follows, and hears nothing."""
 
     async def watch(self, prefix: str, after: int) -> AsyncIterator[StoreChange]:
@@ -296,7 +299,7 @@ class Deaf(SharedMemoryStore):
 
 async def test_what_was_not_heard_in_time_is_read(world: StoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "CATCH_UP_SECONDS", 0.01)
-    async with leading(world) as first, Candidate(Deaf(world, name="b")).running() as second:
+    async with leading(world) as first, StandbyCoordinator(DeafStore(world, name="b")).running() as second:
         await first.join()
         await first.submit(1)
         first.store.depose()
@@ -306,7 +309,7 @@ async def test_what_was_not_heard_in_time_is_read(world: StoreWorld, monkeypatch
 
 
 async def test_a_record_that_cannot_be_read_is_told_and_keeps_it_from_leading(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         await first.submit(1)
         world.apply(Transaction(1, {JOB + "j2": b'{"newer": 1}'}))
         await second.until(
@@ -324,7 +327,7 @@ async def test_a_record_that_cannot_be_read_is_told_and_keeps_it_from_leading(wo
 
 
 async def test_a_store_that_does_not_answer_is_told_until_it_answers(world: StoreWorld) -> None:
-    async with leading(world) as first, candidate(world, "b").running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b").running() as second:
         second.store.fail_next(StoreUnavailable("no member of etcd answers"), times=5)
         await second.until(lambda: "no member of etcd answers" in second.troubles.of("store"))
         await second.until(lambda: second.troubles.of("store") == "")
@@ -338,7 +341,7 @@ async def test_a_store_that_does_not_answer_is_told_until_it_answers(world: Stor
 @pytest.mark.parametrize("hours", [-1, 1])
 async def test_times_go_on_where_the_leaders_clock_was(world: StoreWorld, hours: int) -> None:
     """The machines agree on the time of day, and their clocks that nobody sets began at different times."""
-    second = candidate(world, "b", now=1e6 + hours * 3600.0)
+    second = standby_coordinator(world, "b", now=1e6 + hours * 3600.0)
     second.clock.set_day(-hours * 3600.0)
     async with leading(world) as first, second.running():
         place = json.loads(clock_record(first.loop.clock)) | {"boot": "another machine's"}
@@ -355,7 +358,7 @@ async def test_times_go_on_where_the_leaders_clock_was(world: StoreWorld, hours:
 
 async def test_rules_are_those_of_the_one_that_leads(world: StoreWorld) -> None:
     rules = PoolRules(ended_kept=1)
-    async with leading(world) as first, candidate(world, "b", rules=rules).running() as second:
+    async with leading(world) as first, standby_coordinator(world, "b", rules=rules).running() as second:
         await first.submit(1)
         first.store.depose()
         await second.until_leading()

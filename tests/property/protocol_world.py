@@ -71,7 +71,7 @@ how often each thing may still happen: all by number."""
 
 
 @dataclass(frozen=True)
-class Story:
+class Scenario:
     """What may happen, and how often. ``fast``: whether a container may also end badly, and so on."""
 
     nodes: int = 2
@@ -97,7 +97,7 @@ class Story:
 BUDGETS = ("cancels", "reboots", "restarts", "restores", "outages", "moves")
 
 
-class Broken(Exception):
+class InvariantBroken(Exception):
     """An invariant does not hold; ``steps`` lead there."""
 
     def __init__(self, what: str, steps: list[str]) -> None:
@@ -145,9 +145,9 @@ Step = tuple[int, int]
 class Search:
     """All worlds that a story can come to; ``run`` raises Broken where an invariant does not hold."""
 
-    def __init__(self, story: Story) -> None:
-        self.story = story
-        self.names = tuple(NodeName(f"n{at}") for at in range(story.nodes))
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.names = tuple(NodeName(f"n{at}") for at in range(scenario.nodes))
         self.coordinators: Interned[PoolState] = Interned()
         self.sides: Interned[NodeSide] = Interned()
         self.messages: Interned[tuple[NodeName, Order | Report | StaleEpoch]] = Interned()
@@ -169,7 +169,10 @@ class Search:
         ahead = deque([first])
         while ahead:
             world = ahead.popleft()
-            if self._attempts(world) > self.story.most_attempts or len(self.worlds) > self.story.most_states:
+            if (
+                self._attempts(world) > self.scenario.most_attempts
+                or len(self.worlds) > self.scenario.most_states
+            ):
                 continue
             reached = self.edges[world] = []
             for label, untidy in self._steps(world):
@@ -212,25 +215,25 @@ class Search:
     def _check(self, before: World, world: World) -> None:
         running = [key for side in world[1] for key in self._runs(side)]
         if self._is_too_much(running):
-            raise Broken("two copies run", self.story_of(world))
-        if self.story.spec.nodes > 1 and not all(self._all_came(key, world) for key in running):
-            raise Broken("a part runs though not all were reserved", self.story_of(world))
+            raise InvariantBroken("two copies run", self.story_of(world))
+        if self.scenario.spec.nodes > 1 and not all(self._all_came(key, world) for key in running):
+            raise InvariantBroken("a part runs though not all were reserved", self.story_of(world))
         ended = self._ended(world[0])
         if ended is not None and running:
-            raise Broken("it runs after it was over", self.story_of(world))
+            raise InvariantBroken("it runs after it was over", self.story_of(world))
         was = self._ended(before[0])
         if was is not None and before[4] == world[4] and ended != was:
-            raise Broken("it was over twice", self.story_of(world))
+            raise InvariantBroken("it was over twice", self.story_of(world))
 
     def _is_too_much(self, running: list[AttemptKey]) -> bool:
-        if self.story.spec.nodes > 1:
+        if self.scenario.spec.nodes > 1:
             return len(set(running)) > 1
         return len(running) > 1
 
     def _all_came(self, key: AttemptKey, world: World) -> bool:
         """Whether each node once had its part of a gang's attempt reserved."""
         records = [self.sides.values[side].log.get(key) for side in world[1]]
-        return sum(one is not None and one.lease is not None for one in records) >= self.story.spec.nodes
+        return sum(one is not None and one.lease is not None for one in records) >= self.scenario.spec.nodes
 
     def _check_ends(self) -> None:
         """From everywhere the job can still come to an end; what was not looked at any more may."""
@@ -249,7 +252,7 @@ class Search:
                     ahead.append(before)
         stuck = next((world for world in self.worlds if world not in fine), None)
         if stuck is not None:
-            raise Broken("it can never be over", self.story_of(stuck))
+            raise InvariantBroken("it can never be over", self.story_of(stuck))
 
     def story_of(self, world: World) -> list[str]:
         """How it came to this."""
@@ -271,7 +274,7 @@ class Search:
         for at, name in enumerate(self.names):
             sides[at] = self._heard(sides[at], self.coordinators.values[number].epoch)
             number, _ = self._handled(number, ("hello", name, sides[at]))
-        budget = tuple(getattr(self.story, name) for name in BUDGETS)
+        budget = tuple(getattr(self.scenario, name) for name in BUDGETS)
         return number, tuple(sides), 0, -1, budget
 
     def rules(self) -> PoolRules:
@@ -421,7 +424,7 @@ class Search:
                 told = attempt_log.reports(log)
                 return m.NodeRegistered(node, inventory(node), HeartbeatReport(), told, seen_epoch=log.epoch)
             case "submit":
-                return m.JobSubmitted(JOB, self.story.spec, old=number < self.story.restores)
+                return m.JobSubmitted(JOB, self.scenario.spec, old=number < self.scenario.restores)
             case "cancel":
                 return m.CancelAsked(JOB, ADA)
             case "enroll":
@@ -440,7 +443,7 @@ class Search:
 
     def _coordinator(self, state: PoolState, written: Job | None) -> int:
         # Where it never begins anew, what is written does not matter.
-        stored = written if self.story.restarts or self.story.restores else None
+        stored = written if self.scenario.restarts or self.scenario.restores else None
         key = shape_of(state), None if stored is None else _job_shape(stored)
         number = self.coordinators.number(key, state)
         if number == len(self._written):
@@ -469,7 +472,7 @@ class Search:
         order = self.messages.values[number][1]
         assert not isinstance(order, Report | StaleEpoch)
         taken = self.take(before.log, order)
-        if self.story.quick and taken.work is attempt_log.OrderWork.PREPARE:
+        if self.scenario.quick and taken.work is attempt_log.OrderWork.PREPARE:
             return self._changed(
                 self._side(replace(before, log=taken.attempt_log)), node, order.key, RESERVES
             )
@@ -481,7 +484,7 @@ class Search:
 
     def _goes_on(self, record: Attempt) -> Iterator[tuple[str, int]]:
         """What may become of an attempt by itself; the number says which of ``CHANGES``."""
-        failures = self.story.failures
+        failures = self.scenario.failures
         match record.state:
             case AttemptState.PREPARING:
                 yield "gets its lease", RESERVES if record.gang else RUNS

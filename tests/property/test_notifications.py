@@ -41,7 +41,7 @@ ALICE, ROOT = Caller(1000, 1000, "alice"), Caller(0, 0, "root", trusted=True)
 GPUS = tuple(Gpu(GpuId(f"GPU-{n}"), n, "H100", 81920 * MIB, 81920 * MIB) for n in range(2))
 ABLE = m.Means("", checkpoint_with_mps=True, binds_late=True)
 PICK = st.integers(0, 7)
-Told = tuple[str, NotificationKind]
+SentNotification = tuple[str, NotificationKind]
 COUNTED = (
     NotificationKind.GRANTED,
     NotificationKind.GIVES_WAY,
@@ -94,7 +94,7 @@ class NotifiedNode(RuleBasedStateMachine):
         self.state = NodeState()
         self.file: dict[tuple[str, str, str], Notification] = {}
         self.journal: dict[LeaseId, Lease] = {}
-        self.expected: Counter[Told] = Counter()
+        self.expected: Counter[SentNotification] = Counter()
         self.begin()
         self.send(m.GpusSurveyed(GPUS))
         self.send(m.EngineSurveyed((), self.now))

@@ -180,8 +180,8 @@ def test_what_is_offered_is_what_a_request_gets(
     assert offered.starts_now == isinstance(lease.state, Reserved)
     if offered.starts_now:
         assert offered.grants == lease.grants
-    leavers = lease.preemption.promised.victims if lease.preemption.promised else ()
-    assert tuple(one.lease.id for one in offered.gives_way) == leavers
+    victims = lease.preemption.promised.victims if lease.preemption.promised else ()
+    assert tuple(one.lease.id for one in offered.gives_way) == victims
 
 
 @given(st.integers(1, 2), WORLDS, st.lists(ASKED, min_size=1, max_size=8), ASKED, st.booleans())

@@ -38,36 +38,36 @@ from tests.property.protocol_world import (
     HALF,
     JOB,
     NOW,
-    Broken,
     Event,
+    InvariantBroken,
     NodeSide,
+    Scenario,
     Search,
     Step,
-    Story,
     World,
 )
 
 ONE = JobSpec(HALF, ADA, image="x", retries=1)
 PAIR = JobSpec(HALF, ADA, image="x", nodes=2)
 
-TWO = Story(spec=PAIR, quick=True, failures=False, most_attempts=2)
+TWO = Scenario(spec=PAIR, quick=True, failures=False, most_attempts=2)
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 MOST_WORLDS = 1_000_000 if THOROUGH else 8_000
 """Most stories are through with fewer; of the others the worlds that need the fewest steps are looked at."""
 
 STORIES = {
-    "nothing goes wrong but the network": Story(),
-    "it is cancelled, and the coordinator begins anew": Story(cancels=1, restarts=1),
-    "its node reboots, and another one is the best place": Story(reboots=1, moves=1, cancels=1),
-    "the coordinator begins anew twice": Story(restarts=2, failures=False),
-    "a node is off, is said to be off, and comes back": Story(outages=1, moves=1, restarts=1),
-    "an old store is put back": Story(restores=1, cancels=1, moves=1),
-    "an old store is put back, and a node is off": Story(restores=1, outages=1, failures=False),
-    "an old store is put back, and the coordinator begins anew": Story(
+    "nothing goes wrong but the network": Scenario(),
+    "it is cancelled, and the coordinator begins anew": Scenario(cancels=1, restarts=1),
+    "its node reboots, and another one is the best place": Scenario(reboots=1, moves=1, cancels=1),
+    "the coordinator begins anew twice": Scenario(restarts=2, failures=False),
+    "a node is off, is said to be off, and comes back": Scenario(outages=1, moves=1, restarts=1),
+    "an old store is put back": Scenario(restores=1, cancels=1, moves=1),
+    "an old store is put back, and a node is off": Scenario(restores=1, outages=1, failures=False),
+    "an old store is put back, and the coordinator begins anew": Scenario(
         restores=1, restarts=1, failures=False, cancels=1
     ),
-    "three nodes, and each of them better once": Story(nodes=3, moves=1, cancels=1, failures=False),
+    "three nodes, and each of them better once": Scenario(nodes=3, moves=1, cancels=1, failures=False),
     "a gang, and the network": TWO,
     "a gang is cancelled": replace(TWO, cancels=1),
     "a gang, and a node of it reboots": replace(TWO, reboots=1),
@@ -89,7 +89,7 @@ def test_no_job_runs_twice_nor_after_its_end_and_each_can_end(name: str) -> None
 
 
 def _finds(search: Search, *what: str) -> None:
-    with pytest.raises(Broken) as found:
+    with pytest.raises(InvariantBroken) as found:
         search.run()
     assert found.value.what in what, str(found.value)
 
@@ -214,16 +214,16 @@ class _WithoutEpochs(Search):
 
 
 WRONG = {
-    "a place is given up after a time, without asking": _Impatient(Story(moves=1)),
-    "what was asked about and never seen is not refused for ever": _WithoutTombstones(Story(cancels=1)),
-    "an answer counts whatever it was an answer to": _WithoutMatching(Story(cancels=1, reboots=1)),
-    "a node forgets what it wrote last": _Forgetful(Story(reboots=1, moves=1)),
-    "an old store is put back, and nobody is asked": _WithoutRecovery(Story(restores=1, moves=1)),
+    "a place is given up after a time, without asking": _Impatient(Scenario(moves=1)),
+    "what was asked about and never seen is not refused for ever": _WithoutTombstones(Scenario(cancels=1)),
+    "an answer counts whatever it was an answer to": _WithoutMatching(Scenario(cancels=1, reboots=1)),
+    "a node forgets what it wrote last": _Forgetful(Scenario(reboots=1, moves=1)),
+    "an old store is put back, and nobody is asked": _WithoutRecovery(Scenario(restores=1, moves=1)),
     "a node that was truly said to be off begins what it had been told before": _ResumesAfterBoot(
-        Story(outages=1, moves=1)
+        Scenario(outages=1, moves=1)
     ),
-    "a silent node is replaced": _TakesSilenceForDeath(Story()),
-    "an order is said before it is written": _SaysBeforeItWrites(Story(moves=1)),
+    "a silent node is replaced": _TakesSilenceForDeath(Scenario()),
+    "an order is said before it is written": _SaysBeforeItWrites(Scenario(moves=1)),
 }
 
 
@@ -235,7 +235,7 @@ def test_the_search_finds_what_is_wrong_where(name: str) -> None:
 
 def test_placing_is_safe_even_where_nodes_take_orders_of_any_epoch() -> None:
     """Attempts are never numbered twice; epochs are for what has no attempt of its own to go by."""
-    _WithoutEpochs(Story(restarts=1, cancels=1, failures=False, most_states=MOST_WORLDS)).run()
+    _WithoutEpochs(Scenario(restarts=1, cancels=1, failures=False, most_states=MOST_WORLDS)).run()
 
 
 def test_a_gang_that_starts_before_all_have_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_a_gang_that_keeps_its_other_parts_when_one_is_lost_is_found(monkeypatch
 
 def test_an_attempt_log_says_the_same_again_to_the_same_order() -> None:
     """So that it does not matter how often it comes."""
-    search = Search(Story())
+    search = Search(Scenario())
     search.run()
     orders = [number for number, to_node in enumerate(search._to_node) if to_node]
     for number in orders:
@@ -277,7 +277,7 @@ def test_an_attempt_log_says_the_same_again_to_the_same_order() -> None:
 
 def test_the_searched_worlds_are_many_and_different() -> None:
     """A search that came nowhere would find nothing wrong either."""
-    search = Search(Story(cancels=1)).run()
+    search = Search(Scenario(cancels=1)).run()
     ends = {search._ended(world[0]) for world in search.worlds}
     assert {type(end).__name__ for end in ends} == {"NoneType", "Succeeded", "JobFailed", "Cancelled"}
     assert any(isinstance(side, NodeSide) and side.log.records for side in search.sides.values)

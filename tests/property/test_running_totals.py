@@ -52,7 +52,7 @@ NODES = ("a", "b", "c")
 HOUR = BUCKET_MS / 1000
 
 
-class Place:
+class TwoHosts:
     """Two GPUs on each of two hosts; a fifth is nowhere any more."""
 
     def gpu(self, gpu: GpuId) -> Gpu:
@@ -124,15 +124,15 @@ def test_a_holder_index_tells_what_one_of_those_who_are_left_tells(
     changes: list[RunningLease], tried: list[RunningLease], now: float
 ) -> None:
     """Who is there already leaves; what is tried on a copy is not seen."""
-    place, kept, left = Place(), HolderIndex(POLICY, Place()), dict[LeaseId, RunningLease]()
+    hosts, kept, left = TwoHosts(), HolderIndex(POLICY, TwoHosts()), dict[LeaseId, RunningLease]()
     for one in changes:
         _toggle(kept, left, one)
     before, copy, tried_left = told(kept, now), kept.copy(), dict(left)
     for one in tried:
         _toggle(copy, tried_left, one)
-    assert told(copy, now) == told(HolderIndex(POLICY, place, tried_left.values()), now)
-    assert told(kept, now) == before == told(HolderIndex(POLICY, place, left.values()), now)
-    assert kept.running.books(now) == HolderIndex(POLICY, place, left.values()).running.books(now)
+    assert told(copy, now) == told(HolderIndex(POLICY, hosts, tried_left.values()), now)
+    assert told(kept, now) == before == told(HolderIndex(POLICY, hosts, left.values()), now)
+    assert kept.running.books(now) == HolderIndex(POLICY, hosts, left.values()).running.books(now)
 
 
 def _toggle(holder_index: HolderIndex, left: dict[LeaseId, RunningLease], one: RunningLease) -> None:

@@ -174,8 +174,8 @@ def test_output_is_read_to_its_end_through_the_coordinators_death(machines: Mach
 
 async def test_the_asynchronous_client_reads_the_same(machines: Machines) -> None:
     request = JobRequest("busybox", "sh -c 'echo one; sleep 1; echo two; exit 3'", gpu="0.25")
-    door = {"ca_file": machines.state / "pool-ca.pem", "token_file": machines.state / "token"}
-    async with AsyncPool(f"{machines.net}.1", **door) as pool:  # type: ignore[arg-type]  # both are files
+    trust = {"ca_file": machines.state / "pool-ca.pem", "token_file": machines.state / "token"}
+    async with AsyncPool(f"{machines.net}.1", **trust) as pool:  # type: ignore[arg-type]  # both are files
         job = await pool.submit(request)
         assert b"".join([piece async for piece in pool.logs(job, follow=True)]) == b"one\ntwo\n"
         over = await pool.wait(job)

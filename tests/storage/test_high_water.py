@@ -19,8 +19,8 @@ from gpushared.storage.job_store import SqliteStore
 SECONDS = 10
 
 
-class Place:
-    """Where the file is and, elsewhere, its mark."""
+class StoreFiles:
+    """The file of a store, its mark elsewhere, and a copy."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self.mark, self.copy = folder / "pool.db", folder / "mark.json", folder / "copy.db"
@@ -57,61 +57,61 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def files(tmp_path: Path) -> StoreFiles:
+    return StoreFiles(tmp_path)
 
 
-async def test_nobody_knows_without_a_mark(place: Place) -> None:
-    async with place.led() as (store, _):
+async def test_nobody_knows_without_a_mark(files: StoreFiles) -> None:
+    async with files.led() as (store, _):
         assert await store.is_behind() is None
-    async with unmarked(place.file) as (store, _):
+    async with unmarked(files.file) as (store, _):
         assert await store.is_behind() is None
 
 
-async def test_a_store_that_went_on_is_not_behind(place: Place) -> None:
-    await place.write("a", "b")
+async def test_a_store_that_went_on_is_not_behind(files: StoreFiles) -> None:
+    await files.write("a", "b")
     for _ in range(3):
-        async with place.led() as (store, _):
+        async with files.led() as (store, _):
             assert await store.is_behind() is False
-        await place.write("c")
+        await files.write("c")
 
 
-async def test_an_old_copy_leads_above_every_epoch_that_nodes_have_seen(place: Place) -> None:
-    await place.write("a")
-    place.keep_copy()
-    epochs = [await place.write("b") for _ in range(3)]
-    place.put_back()
-    async with place.led() as (store, epoch):
+async def test_an_old_copy_leads_above_every_epoch_that_nodes_have_seen(files: StoreFiles) -> None:
+    await files.write("a")
+    files.keep_copy()
+    epochs = [await files.write("b") for _ in range(3)]
+    files.put_back()
+    async with files.led() as (store, epoch):
         assert await store.is_behind() is True
         assert epoch > max(epochs)
 
 
-async def test_a_copy_of_the_same_epoch_is_noticed_by_its_revision(place: Place) -> None:
-    async with place.led() as (store, epoch):
+async def test_a_copy_of_the_same_epoch_is_noticed_by_its_revision(files: StoreFiles) -> None:
+    async with files.led() as (store, epoch):
         await store.commit(Transaction(epoch, {"a": b""}))
-        place.keep_copy()
+        files.keep_copy()
         for suffix in ("-wal", "-shm"):
-            if (beside := Path(f"{place.file}{suffix}")).exists():
-                shutil.copy(beside, f"{place.copy}{suffix}")
+            if (beside := Path(f"{files.file}{suffix}")).exists():
+                shutil.copy(beside, f"{files.copy}{suffix}")
         await store.commit(Transaction(epoch, {"b": b""}))
     for suffix in ("", "-wal", "-shm"):
-        Path(f"{place.file}{suffix}").unlink(missing_ok=True)
-        if (beside := Path(f"{place.copy}{suffix}")).exists():
-            shutil.copy(beside, f"{place.file}{suffix}")
-    assert read_high_water(place.mark).epoch == epoch
-    async with place.led() as (store, _):
+        Path(f"{files.file}{suffix}").unlink(missing_ok=True)
+        if (beside := Path(f"{files.copy}{suffix}")).exists():
+            shutil.copy(beside, f"{files.file}{suffix}")
+    assert read_high_water(files.mark).epoch == epoch
+    async with files.led() as (store, _):
         assert dict((await store.load()).records).keys() == {"a"}
         assert await store.is_behind() is True
 
 
-async def test_a_store_that_was_made_anew_is_behind_although_it_has_more_revisions(place: Place) -> None:
-    await place.write("a")
-    await place.write("b")
-    place.file.unlink()
-    async with unmarked(place.file) as (store, epoch):
+async def test_a_store_that_was_made_anew_is_behind_although_it_has_more_revisions(files: StoreFiles) -> None:
+    await files.write("a")
+    await files.write("b")
+    files.file.unlink()
+    async with unmarked(files.file) as (store, epoch):
         for key in "abcdefgh":
             await store.commit(Transaction(epoch, {key: b""}))
-    async with place.led() as (store, _):
+    async with files.led() as (store, _):
         assert await store.is_behind() is True
 
 
@@ -126,17 +126,17 @@ async def unmarked(path: Path) -> AsyncIterator[tuple[SqliteStore, int]]:
 
 
 async def test_the_doubt_is_durable_before_the_epoch_rises(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await place.write("a")
-    place.keep_copy()
-    await place.write("b")
-    place.put_back()
-    store = SqliteStore(place.file, mark=place.mark)
+    await files.write("a")
+    files.keep_copy()
+    await files.write("b")
+    files.put_back()
+    store = SqliteStore(files.file, mark=files.mark)
     before = await store.epoch()
 
     def full(_: int) -> int:
-        assert read_high_water(place.mark).doubted
+        assert read_high_water(files.mark).doubted
         raise StoreUnavailable("the disk is full")
 
     with monkeypatch.context() as patch:
@@ -145,21 +145,21 @@ async def test_the_doubt_is_durable_before_the_epoch_rises(
             await store.lead()
     assert await store.epoch() == before
     await store.close()
-    assert read_high_water(place.mark).doubted
+    assert read_high_water(files.mark).doubted
 
 
 async def test_a_doubt_that_cannot_be_kept_keeps_it_from_leading(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await place.write("a")
-    place.keep_copy()
-    await place.write("b")
-    place.put_back()
+    await files.write("a")
+    files.keep_copy()
+    await files.write("b")
+    files.put_back()
 
     def full(_: Path, __: HighWater) -> None:
         raise Unavailable("the disk is full", hint="make room")
 
-    store = SqliteStore(place.file, mark=place.mark)
+    store = SqliteStore(files.file, mark=files.mark)
     before = await store.epoch()
     with monkeypatch.context() as patch:
         patch.setattr(high_water, "write_high_water", full)
@@ -171,20 +171,20 @@ async def test_a_doubt_that_cannot_be_kept_keeps_it_from_leading(
     await store.close()
 
 
-async def test_the_doubt_lasts_until_the_coordinator_has_stored_it(place: Place) -> None:
+async def test_the_doubt_lasts_until_the_coordinator_has_stored_it(files: StoreFiles) -> None:
     """Until then a coordinator that ends would leave an epoch that hides the loss."""
-    await place.write("a")
-    place.keep_copy()
-    await place.write("b")
-    place.put_back()
+    await files.write("a")
+    files.keep_copy()
+    await files.write("b")
+    files.put_back()
     for _ in range(3):
-        async with place.led(serves=False) as (store, epoch):
+        async with files.led(serves=False) as (store, epoch):
             await store.commit(Transaction(epoch, {"c": b""}))
             assert await store.is_behind() is True
-    async with place.led() as (store, epoch):
+    async with files.led() as (store, epoch):
         assert await store.is_behind() is True
-    assert read_high_water(place.mark) == HighWater(epoch, (await revision(place.file)), doubted=False)
-    async with place.led() as (store, _):
+    assert read_high_water(files.mark) == HighWater(epoch, (await revision(files.file)), doubted=False)
+    async with files.led() as (store, _):
         assert await store.is_behind() is False
 
 
@@ -196,21 +196,21 @@ async def revision(path: Path) -> int:
         await store.close()
 
 
-async def test_a_new_epoch_of_the_same_process_changes_nothing_of_what_was_found(place: Place) -> None:
-    await place.write("a", "b")
-    async with place.led(serves=False) as (store, epoch):
+async def test_a_new_epoch_of_the_same_process_changes_nothing_of_what_was_found(files: StoreFiles) -> None:
+    await files.write("a", "b")
+    async with files.led(serves=False) as (store, epoch):
         assert await store.lead(above=epoch + 5) > epoch + 5
         assert await store.is_behind() is False
-    place.keep_copy()
-    await place.write("c")
-    place.put_back()
-    async with place.led(serves=False) as (store, _):
+    files.keep_copy()
+    await files.write("c")
+    files.put_back()
+    async with files.led(serves=False) as (store, _):
         await store.lead()
         assert await store.is_behind() is True
 
 
 async def test_a_mark_that_cannot_be_written_is_told_and_tried_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: StoreFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(job_store, "MARK_SECONDS", 0.001)
     tries, wrote = 0, asyncio.Event()
@@ -225,29 +225,29 @@ async def test_a_mark_that_cannot_be_written_is_told_and_tried_again(
         home.call_soon_threadsafe(wrote.set)
 
     monkeypatch.setattr(high_water, "write_high_water", at_times_full)
-    async with place.led() as (_, epoch):
+    async with files.led() as (_, epoch):
         async with asyncio.timeout(SECONDS):
             await wrote.wait()
-        assert read_high_water(place.mark).epoch == epoch
+        assert read_high_water(files.mark).epoch == epoch
     assert "the mark of the store is not kept: the disk is full" in caplog.text
 
 
-async def test_the_mark_is_written_only_when_the_store_went_on(place: Place) -> None:
-    mark = HighWaterMark(place.mark)
+async def test_the_mark_is_written_only_when_the_store_went_on(files: StoreFiles) -> None:
+    mark = HighWaterMark(files.mark)
     await mark.keep(1, 7)
-    place.mark.unlink()
+    files.mark.unlink()
     await mark.keep(1, 7)
-    assert not place.mark.exists()
+    assert not files.mark.exists()
     await mark.keep(1, 8)
-    assert read_high_water(place.mark) == HighWater(1, 8)
+    assert read_high_water(files.mark) == HighWater(1, 8)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"epoch": "x", "revision": 1}', b"\xff"])
 async def test_a_mark_that_cannot_be_read_stops_the_coordinator_and_says_what_helps(
-    place: Place, content: bytes
+    files: StoreFiles, content: bytes
 ) -> None:
-    place.mark.write_bytes(content)
-    store = SqliteStore(place.file, mark=place.mark)
+    files.mark.write_bytes(content)
+    store = SqliteStore(files.file, mark=files.mark)
     with pytest.raises(ConfigError, match=r"mark\.json cannot be read") as told:
         await store.lead()
     assert "put it back, or remove it" in told.value.hint
@@ -255,6 +255,6 @@ async def test_a_mark_that_cannot_be_read_stops_the_coordinator_and_says_what_he
     await store.close()
 
 
-async def test_a_mark_of_an_earlier_version_has_no_doubt(place: Place) -> None:
-    place.mark.write_bytes(b'{"epoch": 3, "revision": 9}')
-    assert read_high_water(place.mark) == HighWater(3, 9, doubted=False)
+async def test_a_mark_of_an_earlier_version_has_no_doubt(files: StoreFiles) -> None:
+    files.mark.write_bytes(b'{"epoch": 3, "revision": 9}')
+    assert read_high_water(files.mark) == HighWater(3, 9, doubted=False)

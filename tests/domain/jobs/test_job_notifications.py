@@ -14,7 +14,7 @@ MAILED = replace(HALF, notify=("mail",))
 SILENT_SECONDS = 60.0
 
 
-class Told:
+class SentNotifications:
     """Remembers what was told of a pool."""
 
     def __init__(self, pool: Pool) -> None:
@@ -36,34 +36,34 @@ class Told:
 
 def test_a_job_is_told_of_when_it_begins_and_when_it_ends() -> None:
     pool = Pool("a")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.submit(request=MAILED)
-    assert told.kinds() == []
+    assert notifications.kinds() == []
     pool.says("a", AttemptState.RUNNING)
-    (begun,) = told.news()
+    (begun,) = notifications.news()
     assert (begun.kind, begun.node, begun.owner, begun.targets) == ("granted", "a", "ada", ("mail",))
     assert begun.text == f"job {J} of ada runs on a"
-    assert told.kinds() == []
+    assert notifications.kinds() == []
     pool.says("a", AttemptState.ENDED, ending=exited(0))
-    (ended,) = told.news()
+    (ended,) = notifications.news()
     assert (ended.kind, ended.outcome, ended.exit_code) == ("ended", "succeeded", 0)
-    assert told.kinds() == []
+    assert notifications.kinds() == []
 
 
 def test_a_job_that_is_over_before_it_was_seen_to_run_is_told_of_twice_too() -> None:
     pool = Pool("a")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.submit(request=MAILED)
     pool.says("a", AttemptState.ENDED, ending=exited(3))
-    begun, ended = told.news()
+    begun, ended = notifications.news()
     assert (begun.kind, begun.occasion, begun.outcome, begun.exit_code) == ("granted", "1", "", None)
     assert (ended.kind, ended.outcome, ended.exit_code) == ("ended", "failed", 3)
-    assert told.kinds() == []
+    assert notifications.kinds() == []
 
 
 def test_each_attempt_of_a_job_is_told() -> None:
     pool = Pool("a")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.submit(request=MAILED, retries=1)
     pool.says("a", AttemptState.RUNNING)
     pool.says("a", AttemptState.ENDED, ending=exited(3))
@@ -71,9 +71,9 @@ def test_each_attempt_of_a_job_is_told() -> None:
     pool.beat("a")
     pool.wait(1.0)
     pool.says("a", AttemptState.RUNNING)
-    assert [event.occasion for event in told.news() if event.kind == "granted"] == ["2"]
+    assert [event.occasion for event in notifications.news() if event.kind == "granted"] == ["2"]
     pool.says("a", AttemptState.ENDED, ending=exited(3))
-    (ended,) = [event for event in told.news() if event.kind == "ended"]
+    (ended,) = [event for event in notifications.news() if event.kind == "ended"]
     assert (ended.outcome, ended.exit_code, ended.text) == (
         "failed",
         3,
@@ -83,49 +83,49 @@ def test_each_attempt_of_a_job_is_told() -> None:
 
 def test_a_cancelled_job_is_told() -> None:
     pool = Pool("a")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.submit(request=replace(MAILED, gpu_count=8))
     pool.do(m.CancelAsked(J, ADA, 0))
-    (ended,) = told.news()
+    (ended,) = notifications.news()
     assert (ended.outcome, ended.exit_code, ended.lease) == ("cancelled", None, "")
 
 
 def test_a_silent_node_is_told_once_and_its_return_too() -> None:
     pool = Pool("a", "b")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.beat("a")
-    assert told.kinds() == []
+    assert notifications.kinds() == []
     pool.wait(SILENT_SECONDS)
     pool.beat("b")
-    (silent,) = told.news()
+    (silent,) = notifications.news()
     assert (silent.kind, silent.node) == ("node-silent", "a")
     pool.wait(SILENT_SECONDS)
     pool.beat("b")
-    assert told.kinds() == []
+    assert notifications.kinds() == []
     pool.begin_anew()
     pool.wait(SILENT_SECONDS)
     pool.hello("b")
-    assert told.kinds() == [], "it was silent before the restart already"
+    assert notifications.kinds() == [], "it was silent before the restart already"
     pool.hello("a")
-    (back,) = told.news()
+    (back,) = notifications.news()
     assert (back.kind, back.node, back.occasion) == ("node-back", "a", silent.occasion)
-    assert told.kinds() == []
+    assert notifications.kinds() == []
 
 
 def test_a_node_that_never_comes_after_a_restart_is_told() -> None:
     pool = Pool("a")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.begin_anew()
-    assert told.kinds() == []
+    assert notifications.kinds() == []
     pool.wait(SILENT_SECONDS)
-    assert told.kinds() == ["node-silent"]
+    assert notifications.kinds() == ["node-silent"]
 
 
 def test_a_node_that_an_administrator_forgot_is_not_missed() -> None:
     pool = Pool("a", "b")
-    told = Told(pool)
+    notifications = SentNotifications(pool)
     pool.wait(SILENT_SECONDS)
     pool.beat("b")
     member = replace(pool.state.members[NodeName("a")], forgotten_at=pool.now)
     assert list(_of_node(member, pool.state, pool.now, ())) == []
-    assert told.kinds() == ["node-silent"]
+    assert notifications.kinds() == ["node-silent"]

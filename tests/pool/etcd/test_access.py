@@ -18,7 +18,7 @@ from tests.web.certificates import CertificateMaker
 
 
 @dataclass
-class Guarded:
+class MemberWithTls:
     """A member that wants clients' certificates, and the files of one authority."""
 
     cluster: EtcdCluster
@@ -41,13 +41,13 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
+def member(tmp_path: Path) -> Iterator[MemberWithTls]:
     parts.need_file("etcd", parts.ETCD / "etcdctl")
     files = [f"--cert-file={tmp_path}/etcd.pem", f"--key-file={tmp_path}/etcd.key"]
     flags = [*files, "--client-cert-auth", f"--trusted-ca-file={tmp_path}/authority.pem"]
     ctl = [f"--cacert={tmp_path}/authority.pem", f"--cert={tmp_path}/pool.pem", f"--key={tmp_path}/pool.key"]
     cluster = EtcdCluster(tmp_path, flags=flags, ctl_flags=ctl, scheme="https")
-    made = Guarded(cluster, tmp_path)
+    made = MemberWithTls(cluster, tmp_path)
     made.certify()
     try:
         cluster.start()
@@ -56,42 +56,42 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
         cluster.dispose()
 
 
-async def test_certificates_that_are_replaced_are_read_without_a_restart(guarded: Guarded) -> None:
-    async with opened(guarded.access) as store:
+async def test_certificates_that_are_replaced_are_read_without_a_restart(member: MemberWithTls) -> None:
+    async with opened(member.access) as store:
         writer = Writer(store, await store.lead())
         await writer.put("before", "1")
-        guarded.cluster.members[0].kill()
-        guarded.certify()
-        guarded.cluster.members[0].start()
+        member.cluster.members[0].kill()
+        member.certify()
+        member.cluster.members[0].start()
         await writer.put_surely("after", "2")
         assert await values(store) == {"before": "1", "after": "2"}
 
 
-async def test_files_that_are_gone_for_a_moment_do_no_harm(guarded: Guarded) -> None:
-    async with opened(guarded.access) as store:
+async def test_files_that_are_gone_for_a_moment_do_no_harm(member: MemberWithTls) -> None:
+    async with opened(member.access) as store:
         writer = Writer(store, await store.lead())
-        key = guarded.folder / "pool.key"
-        key.rename(guarded.folder / "elsewhere")
+        key = member.folder / "pool.key"
+        key.rename(member.folder / "elsewhere")
         await store.client.renew_certificates()
         await writer.put("a", "1")
-        (guarded.folder / "elsewhere").rename(key)
+        (member.folder / "elsewhere").rename(key)
         await store.client.renew_certificates()
         await writer.put("b", "2")
 
 
 async def test_whoever_has_no_certificate_or_trusts_another_authority_gets_nothing(
-    guarded: Guarded, tmp_path: Path
+    member: MemberWithTls, tmp_path: Path
 ) -> None:
     other = CertificateMaker(tmp_path, "other")
     ca = f"{tmp_path}/authority.pem"
     for access in (
-        EtcdAccess(guarded.cluster.endpoints, ca_file=ca),
-        EtcdAccess(guarded.cluster.endpoints, ca_file=str(other.path)),
+        EtcdAccess(member.cluster.endpoints, ca_file=ca),
+        EtcdAccess(member.cluster.endpoints, ca_file=str(other.path)),
     ):
         async with opened(access, call_seconds=0.5) as store:
             with pytest.raises(StoreUnavailable, match="etcd does not serve"):
                 await store.lead()
-    async with opened(EtcdAccess(guarded.cluster.endpoints, ca_file="/nonexistent")) as store:
+    async with opened(EtcdAccess(member.cluster.endpoints, ca_file="/nonexistent")) as store:
         with pytest.raises(ConfigError, match="/nonexistent cannot be read"):
             await store.lead()
 

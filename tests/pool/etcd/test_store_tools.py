@@ -176,21 +176,21 @@ def test_the_record_of_signatures_moves_with_the_store(pool: Pool) -> None:
     pool.is_in("")
     pool.process.start()
     pool.stop()
-    ledger, copy = pool.process.directory / "s/ca/issued.jsonl", str(pool.process.directory / "copy.db")
+    signatures, copy = pool.process.directory / "s/ca/issued.jsonl", str(pool.process.directory / "copy.db")
     line = {"what": "issued", "at": 1.0, "node": "n9", "serial": "1f", "expires_at": 4e9, "realms": []}
-    ledger.write_text(json.dumps({**line, "authority": "a", "token": ""}) + "\n")
-    ledger.chmod(0o600)
+    signatures.write_text(json.dumps({**line, "authority": "a", "token": ""}) + "\n")
+    signatures.chmod(0o600)
     pool.store("migrate", "--to", pool.url)
     pool.is_in(pool.url)
     pool.process.start()
     assert pool.status()["nodes"] == 1
     pool.store("backup", copy)
     pool.call("PoolAdmin/RevokeToken", node="n9")
-    assert "revoked" not in ledger.read_text()
+    assert "revoked" not in signatures.read_text()
     pool.stop()
     assert "put back" in pool.store("restore", copy, "--replace")
     assert "moved" in pool.store("migrate", "--to", "sqlite:")
-    assert [json.loads(one)["what"] for one in ledger.read_text().splitlines()] == ["issued", "revoked"]
+    assert [json.loads(one)["what"] for one in signatures.read_text().splitlines()] == ["issued", "revoked"]
     pool.is_in("")
     pool.process.start()
     assert pool.process.gpushare("pool", "status")

@@ -80,7 +80,7 @@ stop_grace_seconds = 2
 """
 
 
-class Booted:
+class BootedMachine:
     """One machine, as whoever administers it sees it. ``socket`` is where its daemon is called."""
 
     def __init__(self, engine: str, name: str, socket: str, flags: tuple[str, ...]) -> None:
@@ -152,7 +152,7 @@ class BootedPool:
         self._engine = engine
         self._mounts = mounts
         self._submitted: list[str] = []
-        self._machines: list[Booted] = []
+        self._machines: list[BootedMachine] = []
 
     def build(self) -> None:
         made = parts.docker(self._engine, "network", "create", self.directory.name)
@@ -174,7 +174,7 @@ class BootedPool:
         for node in self.nodes:
             self.wait_presence(node, "ready")
 
-    def _machine(self, name: str, socket: str) -> Booted:
+    def _machine(self, name: str, socket: str) -> BootedMachine:
         own = self.directory / name
         own.mkdir()
         (own / "name").write_text(name)
@@ -192,7 +192,7 @@ class BootedPool:
             *("--security-opt", "systempaths=unconfined", "--volume", "/var/lib/docker"),
             *(f"--volume={source}:{target}" for source, target in mounts.items()),
         )
-        self._machines.append(Booted(self._engine, name, socket, flags))
+        self._machines.append(BootedMachine(self._engine, name, socket, flags))
         return self._machines[-1]
 
     def _begin_pool(self) -> None:
@@ -203,7 +203,7 @@ class BootedPool:
         at.gpushare("pool", "init", POOL)
         at.check("systemctl", "enable", "--now", "gpushared-pool")
 
-    def _prepare_engine(self, node: Booted) -> None:
+    def _prepare_engine(self, node: BootedMachine) -> None:
         node.wait_until_booted()
         node.write("/etc/systemd/system/boot-id.service", BOOT_ID_UNIT)
         unit = DOCKER_UNIT.format(group=self._group(node.name))
@@ -213,7 +213,7 @@ class BootedPool:
         node.check("systemctl", "enable", "--now", "boot-id", "docker")
         node.check("docker", "import", "--change", 'CMD ["/bin/sh"]', "/busybox.tar", parts.BUSYBOX_IMAGE)
 
-    def _begin_node(self, node: Booted) -> None:
+    def _begin_node(self, node: BootedMachine) -> None:
         words = {"name": node.name, "gpus": GPUS[node.name], "person": PERSON, "account": ACCOUNT}
         node.write("/etc/gpushared/config.toml", NODE_CONFIG.format(shared=self.diary.directory, **words))
         node.check(f"{COMMANDS}/gpushared", "install")
@@ -252,7 +252,7 @@ class BootedPool:
         )
         return self._submitted[-1]
 
-    def running_somewhere(self, *options: str) -> tuple[str, Booted]:
+    def running_somewhere(self, *options: str) -> tuple[str, BootedMachine]:
         """A job whose container has begun, and on which node."""
         job = self.running("", *options)
         return job, self.nodes[self.diary.runs(job)[0].node]

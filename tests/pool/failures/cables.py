@@ -26,7 +26,7 @@ SOURCE, TARGET = slice(6, 12), slice(0, 6)
 
 
 @dataclass
-class Way:
+class Direction:
     """One direction of a cable. ``jitter_seconds`` puts frames out of order; the rest are ratios."""
 
     lost: float = 0.0
@@ -49,8 +49,8 @@ class Way:
 @dataclass
 class Port:
     device: int
-    up: Way = field(default_factory=Way)
-    down: Way = field(default_factory=Way)
+    up: Direction = field(default_factory=Direction)
+    down: Direction = field(default_factory=Direction)
 
     def put(self, frame: bytes) -> None:
         try:
@@ -70,7 +70,7 @@ class Switch:
             self._plug(name, str(words["device"]))
             return
         port = self._ports[name]
-        port.up, port.down = (Way(**dict(words.get(way, {}))) for way in ("up", "down"))  # type: ignore[call-overload]
+        port.up, port.down = (Direction(**dict(words.get(way, {}))) for way in ("up", "down"))  # type: ignore[call-overload]
 
     def _plug(self, name: str, device: str) -> None:
         self._unplug(name)

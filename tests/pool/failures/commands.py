@@ -105,7 +105,7 @@ TAKES_UP_AGAIN: Final = ("gpushare attach", "gpushare logs")
 
 
 @dataclass
-class Typed:
+class TypedCommand:
     """A command that was typed, and what it has written so far."""
 
     row: Row
@@ -143,10 +143,10 @@ class Shell:
         )
         self._typed = 0
 
-    def type(self, row: Row, words: Iterable[str]) -> Typed:
+    def type(self, row: Row, words: Iterable[str]) -> TypedCommand:
         """Comes back when it was begun."""
         self._typed += 1
-        typed = Typed(row, list(words), self._directory / str(self._typed))
+        typed = TypedCommand(row, list(words), self._directory / str(self._typed))
         typed.directory.mkdir()
         assert self._forks.stdin is not None
         assert self._forks.stdout is not None
@@ -163,7 +163,7 @@ class Shell:
         self._forks.wait()
 
 
-def wait_for(typed: Iterable[Typed], look: Callable[[Typed], object], what: str) -> None:
+def wait_for(typed: Iterable[TypedCommand], look: Callable[[TypedCommand], object], what: str) -> None:
     """Until it is so of all; raises with what those wrote of which it is not."""
     typed = list(typed)
     try:
@@ -173,6 +173,6 @@ def wait_for(typed: Iterable[Typed], look: Callable[[Typed], object], what: str)
         raise
 
 
-def wait_over(typed: Iterable[Typed]) -> None:
+def wait_over(typed: Iterable[TypedCommand]) -> None:
     """Until all have ended."""
     wait_for(typed, lambda one: one.code is not None, "all commands are over")

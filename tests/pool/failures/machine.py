@@ -24,7 +24,7 @@ from typing import Any, Final
 import psutil
 
 from tests.bed import parts
-from tests.node.attached import Attached
+from tests.node.attached import AttachedCommand
 
 CABLES: Final = Path(__file__).with_name("cables.py")
 CLOCK_SOURCE: Final = Path(__file__).with_name("shifted_clock.c")
@@ -258,10 +258,10 @@ class Machine:
         entering = self._entering(self._environment(), words)
         return subprocess.Popen(entering, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def typed(self, *words: str, terminal: bool) -> Attached:
+    def typed(self, *words: str, terminal: bool) -> AttachedCommand:
         """A command in the background, as root types it on the machine: at a terminal, or in a pipe."""
         environment = {**self._environment(), "TERM": "xterm"}
-        return Attached(self._entering(environment, words), None, terminal=terminal)
+        return AttachedCommand(self._entering(environment, words), None, terminal=terminal)
 
     def _entering(self, environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
         settings = [f"{name}={value}" for name, value in environment.items()]

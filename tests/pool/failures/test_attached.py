@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.bed import parts
-from tests.node.attached import COUNT, Attached
+from tests.node.attached import COUNT, AttachedCommand
 from tests.pool.failures.machine import wait_until
 from tests.pool.failures.world import World
 
@@ -14,7 +14,7 @@ SILENT_SECONDS = 600.0
 UPTO = 150
 
 
-def run(world: World, *command: str, terminal: bool) -> Attached:
+def run(world: World, *command: str, terminal: bool) -> AttachedCommand:
     """From machine a, on machine b."""
     host = f"GPUSHARE_HOST=unix://{world.nodes['a'].socket}"
     chosen = ["--pool", "--node", "b", "--gpu", "0.5", "--rm", *(["-it"] if terminal else [])]
@@ -22,7 +22,7 @@ def run(world: World, *command: str, terminal: bool) -> Attached:
     return world.nodes["a"].machine.typed(*words, terminal=terminal)
 
 
-def count(world: World, *, terminal: bool) -> Attached:
+def count(world: World, *, terminal: bool) -> AttachedCommand:
     return run(world, "sh", "-c", COUNT.format(upto=UPTO), terminal=terminal)
 
 

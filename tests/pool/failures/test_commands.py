@@ -25,7 +25,7 @@ from tests.pool.failures.commands import (
     WAITS_FOR_IT,
     Row,
     Shell,
-    Typed,
+    TypedCommand,
     wait_for,
     wait_over,
 )
@@ -115,7 +115,7 @@ class Round:
 
     # --- typing ----------------------------------------------------------------------------------------
 
-    def type(self, rows: Iterable[Row]) -> list[Typed]:
+    def type(self, rows: Iterable[Row]) -> list[TypedCommand]:
         return [self.shell.type(row, self._words(row)) for row in rows]
 
     def _words(self, row: Row) -> list[str]:
@@ -139,14 +139,14 @@ class Round:
 
     # --- judging ---------------------------------------------------------------------------------------
 
-    def faults(self, typed: Iterable[Typed]) -> str:
+    def faults(self, typed: Iterable[TypedCommand]) -> str:
         """What commands said that did not say the truth."""
         return "\n".join(f"{one.row.name}: {one}" for one in typed if not self._is_true(one))
 
-    def _is_true(self, typed: Typed) -> bool:
+    def _is_true(self, typed: TypedCommand) -> bool:
         return typed.code == typed.row.code and typed.row.out.format_map(self.named) in typed.out
 
-    def is_taken_up_again(self, typed: Typed) -> bool:
+    def is_taken_up_again(self, typed: TypedCommand) -> bool:
         """Whether an attached command that could not go on says how to."""
         return typed.code == 125 and any(words in typed.err for words in TAKES_UP_AGAIN)
 
@@ -195,12 +195,12 @@ def _needs(row: Row, restart: Restart) -> bool:
     return not restart.needed or restart.needed in row.needs
 
 
-def _has_noticed(typed: Typed) -> bool:
+def _has_noticed(typed: TypedCommand) -> bool:
     """A run in the pool is kept on its node meanwhile, and waits there as in a queue."""
     return WAITS_FOR_IT in typed.err or "pool does not answer" in typed.err or typed.code is not None
 
 
-def _release(made: Round, waiting: Iterable[Typed]) -> None:
+def _release(made: Round, waiting: Iterable[TypedCommand]) -> None:
     """Let what stands in a queue start: leases and jobs that were asked for with --hold."""
     for one in waiting:
         if one.row.runs:

@@ -23,7 +23,7 @@ class ShortReservations(Coordinator):
         return _with(super()._text(), "nodes", f"reserve_seconds = {RESERVE_SECONDS}")
 
 
-class MeetingPlace(Node):
+class NodeWithHostNetwork(Node):
     def _text(self) -> str:
         return _with(super()._text(), "gate", 'host_network = "gangs"')
 
@@ -100,7 +100,7 @@ def _pool(docker_cli: Path, docker_engine: str) -> Iterator[World]:
     world = World()
     world.coordinator = ShortReservations(world.coordinator.machine, tuple(GPUS))
     world.nodes = {
-        name: MeetingPlace(node.machine, node.simulate, world.diary.directory)
+        name: NodeWithHostNetwork(node.machine, node.simulate, world.diary.directory)
         for name, node in world.nodes.items()
     }
     try:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 COPY_BYTES = 16 * 1024
 
 
-class Way:
+class Direction:
     """One direction of all connections."""
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Proxy:
         """``port``: where it leads, on this machine; may be changed."""
         self.target = port
         self.port = 0
-        self.up = Way()
-        self.down = Way()
+        self.up = Direction()
+        self.down = Direction()
         self.refuses = False
         self.connections = 0
         self.connected_at: list[float] = []

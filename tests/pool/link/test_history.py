@@ -53,7 +53,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_gatherer, "PART_PAUSE_SECONDS", 0.0)
 
 
-class Recorded:
+class RecordedNode:
     """A node's history file, in which each lease held a half of a GPU for an hour."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -90,8 +90,8 @@ class Recorded:
 
 
 @asynccontextmanager
-async def recorded(machine: Machine, folder: Path) -> AsyncIterator[Recorded]:
-    made = Recorded(folder, machine.name)
+async def recorded(machine: Machine, folder: Path) -> AsyncIterator[RecordedNode]:
+    made = RecordedNode(folder, machine.name)
     machine.answerers = made.answerers()  # type: ignore[assignment]
     yield made
     await made.file.close()
@@ -296,8 +296,8 @@ def test_a_possible_part_is_read_as_it_was_sent() -> None:
     assert read_part(unpack(part_bytes(None)), NOW_MS) is None
 
 
-class Telling:
-    """A node n1 that tells one part."""
+class HistoryNode:
+    """A node n1 that answers with one part of its history."""
 
     def __init__(self, part: HistoryPart) -> None:
         self.part = part
@@ -311,7 +311,7 @@ class Telling:
         return part_bytes(self.part)
 
 
-def gatherer_of(told: Telling, history: SqliteHistory, job: Job | None) -> HistoryGatherer:
+def gatherer_of(told: HistoryNode, history: SqliteHistory, job: Job | None) -> HistoryGatherer:
     async def job_of(name: JobId) -> Job | None:
         return job if name == JOB else None
 
@@ -334,7 +334,7 @@ async def gathered(folder: Path, *leases: LeaseSummary, ended_at: float | None =
 
     history = SqliteHistory(folder / "history.db")
     for place in range(0, len(leases), 2):
-        told = Telling(replace(PART, leases=leases[place : place + 2]))
+        told = HistoryNode(replace(PART, leases=leases[place : place + 2]))
         await gatherer_of(told, history, job).refresh()
     found = [one.summary for one in await history.leases(EVERYTHING, 9)]
     await history.close()
@@ -436,7 +436,7 @@ async def test_a_node_sends_no_more_in_a_day_than_its_parts_take_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_gatherer, "MAX_BYTES_A_DAY", 100_000)
-    told = Telling(replace(PART, more=True, waits=((SUMMARY.lease, "a", 1),) * 20_000))
+    told = HistoryNode(replace(PART, more=True, waits=((SUMMARY.lease, "a", 1),) * 20_000))
     assert len(part_bytes(told.part)) < 100_000 < len(unpack(part_bytes(told.part)))
     history = SqliteHistory(tmp_path / "history.db")
     await gatherer_of(told, history, None).refresh()

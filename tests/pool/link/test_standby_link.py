@@ -20,7 +20,7 @@ from gpushared.pool.member.link_session import Call
 from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, Credentials
 
 
-class Standing:
+class StandbySwitch:
     """How the coordinator stands by; it leads once ``leads`` was called."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -34,8 +34,8 @@ class Standing:
 
 
 @pytest.fixture
-def standing(coordinator: Coordinator) -> Standing:
-    return Standing(coordinator)
+def switch(coordinator: Coordinator) -> StandbySwitch:
+    return StandbySwitch(coordinator)
 
 
 @asynccontextmanager
@@ -72,9 +72,9 @@ def hello() -> link_pb2.Up:
 @pytest.mark.parametrize("waits", [None, "0", "", "-1", "1.5", "soon"])
 @pytest.mark.parametrize("leader", ["", "a"])
 async def test_a_node_that_does_not_want_to_wait_is_refused_at_once(
-    coordinator: Coordinator, standing: Standing, leader: str, waits: str | None
+    coordinator: Coordinator, switch: StandbySwitch, leader: str, waits: str | None
 ) -> None:
-    standing.standby.led_by(leader, 1)
+    switch.standby.led_by(leader, 1)
     async with dialled(coordinator, coordinator.enrol("n1"), waits) as call:
         words = await refusal(call)
     assert ("a leads" in words) == (leader == "a")
@@ -84,16 +84,16 @@ async def test_a_node_that_does_not_want_to_wait_is_refused_at_once(
 
 @pytest.mark.parametrize("leader", ["", "a"])
 async def test_a_node_that_waits_is_served_when_this_coordinator_leads(
-    coordinator: Coordinator, standing: Standing, leader: str
+    coordinator: Coordinator, switch: StandbySwitch, leader: str
 ) -> None:
-    standing.standby.led_by(leader, 1)
+    switch.standby.led_by(leader, 1)
     coordinator.machine.state.epoch = 1
     async with dialled(coordinator, coordinator.enrol("n1"), "15", lost_epoch=1) as call:
         await until_held(call)
         await call.write(hello())
         assert coordinator.machine.events == []
         coordinator.machine.state.epoch = 2
-        standing.leads()
+        switch.leads()
         async with asyncio.timeout(WAIT_SECONDS):
             down = await call.read()
         assert isinstance(down, link_pb2.Down)
@@ -103,32 +103,32 @@ async def test_a_node_that_waits_is_served_when_this_coordinator_leads(
 
 @pytest.mark.parametrize("waits", ["15", "9" * 5000], ids=["seconds", "for ever"])
 async def test_a_node_that_waits_is_refused_when_another_coordinator_leads(
-    coordinator: Coordinator, standing: Standing, waits: str
+    coordinator: Coordinator, switch: StandbySwitch, waits: str
 ) -> None:
     async with dialled(coordinator, coordinator.enrol("n1"), waits) as call:
         await until_held(call)
-        standing.standby.led_by("c", 2)
+        switch.standby.led_by("c", 2)
         assert "c leads" in await refusal(call)
     assert coordinator.machine.events == []
 
 
 async def test_a_node_does_not_wait_while_a_coordinator_leads_that_it_has_not_asked(
-    coordinator: Coordinator, standing: Standing
+    coordinator: Coordinator, switch: StandbySwitch
 ) -> None:
-    standing.standby.led_by("c", 2)
+    switch.standby.led_by("c", 2)
     async with dialled(coordinator, coordinator.enrol("n1"), "15", lost_epoch=1) as call:
         assert "c leads" in await refusal(call)
 
 
 async def test_a_node_that_waits_in_vain_is_refused_when_its_time_is_over(
-    coordinator: Coordinator, standing: Standing
+    coordinator: Coordinator, switch: StandbySwitch
 ) -> None:
     async with dialled(coordinator, coordinator.enrol("n1"), "1") as call:
         await until_held(call)
         assert "no coordinator of the pool leads now" in await refusal(call)
 
 
-async def test_many_nodes_wait_at_the_same_time(coordinator: Coordinator, standing: Standing) -> None:
+async def test_many_nodes_wait_at_the_same_time(coordinator: Coordinator, switch: StandbySwitch) -> None:
     nodes = [coordinator.enrol(f"n{number}") for number in range(8)]
 
     async def waits(node: Credentials) -> str:
@@ -136,7 +136,7 @@ async def test_many_nodes_wait_at_the_same_time(coordinator: Coordinator, standi
             await until_held(call)
             held.add(node.node)
             if len(held) == len(nodes):
-                standing.standby.led_by("c", 2)
+                switch.standby.led_by("c", 2)
             return await refusal(call)
 
     held: set[str] = set()
@@ -145,7 +145,7 @@ async def test_many_nodes_wait_at_the_same_time(coordinator: Coordinator, standi
 
 
 async def test_only_nodes_of_the_pool_may_wait(
-    coordinator: Coordinator, standing: Standing, tmp_path: Path
+    coordinator: Coordinator, switch: StandbySwitch, tmp_path: Path
 ) -> None:
     node = coordinator.enrol("n1")
     coordinator.trust.ledger.revoke(node.node, "root", 2e9)
@@ -154,19 +154,19 @@ async def test_only_nodes_of_the_pool_may_wait(
             down = await call.read()
         assert isinstance(down, link_pb2.Down)
         assert "was revoked" in down.refuse.message
-    assert standing.standby.leader == ""
+    assert switch.standby.leader == ""
 
 
 async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
-    coordinator: Coordinator, standing: Standing
+    coordinator: Coordinator, switch: StandbySwitch
 ) -> None:
     """Also if another machine has joined by its name since."""
-    standing.standby.led_by("", 1)
+    switch.standby.led_by("", 1)
     async with dialled(coordinator, coordinator.enrol("n1"), "15") as call:
         await until_held(call)
         await coordinator.trust.enrolment.expel(NodeName("n1"), "root")
         coordinator.enrol("n1")
-        standing.leads()
+        switch.leads()
         await call.write(hello())
         async with asyncio.timeout(WAIT_SECONDS):
             down = await call.read()
@@ -175,7 +175,7 @@ async def test_a_node_whose_certificate_is_revoked_while_it_waits_is_not_served(
     assert coordinator.machine.count(m.NodeRegistered) == 0
 
 
-async def test_a_node_waits_only_a_few_times_at_once(coordinator: Coordinator, standing: Standing) -> None:
+async def test_a_node_waits_only_a_few_times_at_once(coordinator: Coordinator, switch: StandbySwitch) -> None:
     node = coordinator.enrol("n1")
     async with AsyncExitStack() as stack:
         for _ in range(MAX_WAITS_OF_A_NODE):

@@ -299,7 +299,7 @@ async def test_a_request_cannot_choose_its_names(pool: Coordinator) -> None:
     assert not list(signed.subject)
 
 
-# --- the ledger ------------------------------------------------------------------------------------------
+# --- the log of signatures ------------------------------------------------------------------------------------------
 
 
 def _certificate(node: str, serial: int, issued_at: float = 100.0) -> NodeCertificate:
@@ -311,9 +311,9 @@ def test_a_line_that_was_cut_off_is_forgotten_and_the_next_begins_where_it_stood
     SignatureLog(path).issued(_certificate("ws3", 1), 100.0)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"what": "issued", "node": "ws4", "ser')
-    ledger = SignatureLog(path)
-    assert set(ledger.members()) == {"ws3"}
-    ledger.issued(_certificate("ws5", 2), 101.0)
+    signatures = SignatureLog(path)
+    assert set(signatures.members()) == {"ws3"}
+    signatures.issued(_certificate("ws5", 2), 101.0)
     assert set(SignatureLog(path).members()) == {"ws3", "ws5"}
     assert path.read_bytes().startswith(whole)
 
@@ -325,22 +325,22 @@ def test_a_damaged_line_is_not_passed_over(tmp_path: Path) -> None:
         SignatureLog(path)
 
 
-def test_a_ledger_that_cannot_be_written_says_so_and_changes_nothing(tmp_path: Path) -> None:
-    ledger = SignatureLog(tmp_path / "gone" / "issued.jsonl")
+def test_a_log_of_signatures_that_cannot_be_written_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    signatures = SignatureLog(tmp_path / "gone" / "issued.jsonl")
     with pytest.raises(Unavailable):
-        ledger.issued(_certificate("ws3", 1), 100.0)
-    assert ledger.members() == {}
+        signatures.issued(_certificate("ws3", 1), 100.0)
+    assert signatures.members() == {}
 
 
-def test_a_certificate_that_an_old_copy_of_the_ledger_does_not_know_counts_by_when_it_was_made(
+def test_a_certificate_that_an_old_copy_of_the_log_does_not_know_counts_by_when_it_was_made(
     tmp_path: Path,
 ) -> None:
-    ledger = SignatureLog(tmp_path / "issued.jsonl")
-    ledger.issued(_certificate("ws3", 1), 100.0)
-    ledger.revoke("ws3", "root", 200.0)  # type: ignore[arg-type]
-    assert ledger.is_revoked(_certificate("ws3", 2, issued_at=150.0))
-    assert not ledger.is_revoked(_certificate("ws3", 3, issued_at=250.0))
-    assert not ledger.is_revoked(_certificate("ws4", 4))
+    signatures = SignatureLog(tmp_path / "issued.jsonl")
+    signatures.issued(_certificate("ws3", 1), 100.0)
+    signatures.revoke("ws3", "root", 200.0)  # type: ignore[arg-type]
+    assert signatures.is_revoked(_certificate("ws3", 2, issued_at=150.0))
+    assert not signatures.is_revoked(_certificate("ws3", 3, issued_at=250.0))
+    assert not signatures.is_revoked(_certificate("ws4", 4))
 
 
 def test_an_authority_is_not_founded_twice(tmp_path: Path) -> None:

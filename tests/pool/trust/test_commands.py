@@ -39,7 +39,7 @@ GPUSHARE = [sys.executable, "-c", "import sys; from gpushared.cli.main import ma
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -53,7 +53,7 @@ class World:
     coordinator: PoolDaemon
     enrolment: Enrolment
 
-    async def __call__(self, *words: str, stdin: str = "", **environ: str) -> Said:
+    async def __call__(self, *words: str, stdin: str = "", **environ: str) -> CommandResult:
         process = await asyncio.create_subprocess_exec(
             *GPUSHARE,
             *words,
@@ -70,7 +70,7 @@ class World:
         )
         out, err = await within(process.communicate(stdin.encode()), 60)
         assert process.returncode is not None
-        return Said(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, out.decode(), err.decode())
 
     async def token(self, *words: str) -> str:
         said = await self("pool", "token", "-q", *words)
