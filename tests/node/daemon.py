@@ -235,6 +235,14 @@ class DaemonProcess:
         """Those that are not over, by id."""
         return {lease["id"]: lease for lease in self.call("Leases/List")["leases"]}
 
+    def story(self, lease_id: str) -> list[str]:
+        """The sentences of the lease's story."""
+        return [entry["text"] for entry in self.call("Leases/Explain", {"lease_id": lease_id})["story"]]
+
+    def troubles(self) -> str:
+        """What ``gpushare gpus`` says is wrong with the parts, a line each."""
+        return "\n".join(self.call("Gpus/List")["troubles"])
+
     def wait_lease(self, lease_id: str, *states: str) -> Json:
         """Wait, by the daemon's own long poll, until the lease is in one of these states."""
         token, deadline = "", time.monotonic() + END_SECONDS

@@ -159,10 +159,6 @@ def test_a_flood_is_folded_and_told_when_the_daemon_ends(lone_daemon: DaemonProc
 # --- the disk -------------------------------------------------------------------------------------------
 
 
-def troubles(daemon: DaemonProcess) -> str:
-    return "\n".join(daemon.call("Gpus/List")["troubles"])
-
-
 def test_a_full_disk_makes_lines_wait_and_hinders_nothing_else(
     new_daemon: NewDaemon, small_disk: Path
 ) -> None:
@@ -175,13 +171,13 @@ def test_a_full_disk_makes_lines_wait_and_hinders_nothing_else(
     assert len(lines(daemon)) == 1
     with full(small_disk):
         asked = 0
-        while "the audit is behind" not in troubles(daemon):
+        while "the audit is behind" not in daemon.troubles():
             daemon.post("/networks/create", b"{", uid=0)
             asked += 1
-        assert "disk is full" in troubles(daemon)
+        assert "disk is full" in daemon.troubles()
         assert daemon.request("0.25")["state"] == "reserved"
         assert [line["endpoint"] for line in lines(daemon, limit=1)]
-    wait_until(lambda: "audit" not in troubles(daemon), "the audit is written again")
+    wait_until(lambda: "audit" not in daemon.troubles(), "the audit is written again")
     daemon.terminate()
     daemon.start()
     written = lines(daemon, limit=1000)
@@ -195,7 +191,7 @@ def test_a_damaged_audit_stops_no_daemon(new_daemon: NewDaemon) -> None:
     (daemon.state_dir / "audit.db").write_bytes(b"no database" * 1000)
     daemon.start()
     daemon.post("/swarm", b"")
-    wait_until(lambda: "the audit is behind" in troubles(daemon), "it says so")
+    wait_until(lambda: "the audit is behind" in daemon.troubles(), "it says so")
     assert daemon.request("0.25")["state"] == "reserved"
 
 

@@ -37,11 +37,6 @@ def offered(daemon: DaemonProcess, gpu: str, *, uid: int, **fields: object) -> J
     return daemon.call("Leases/Offer", {"gpu": gpu, **fields}, uid=uid)
 
 
-def story(daemon: DaemonProcess, lease: Json) -> list[str]:
-    entries: list[Json] = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return [str(entry["text"]) for entry in entries]
-
-
 def runs(daemon: DaemonProcess, lease: Json) -> int:
     """How often its program was started."""
     return daemon.check("exec", lease["container_id"], "cat", "/tmp/runs").count("run")
@@ -90,7 +85,7 @@ def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str,
     daemon.check("rm", "--force", container, uid=BOB)
     daemon.wait_lease(lease["id"], "active")
     assert runs(daemon, lease) == runs_then
-    told = story(daemon, lease)
+    told = daemon.story(lease["id"])
     assert any(f"gives way to {build['id']}" in line and "guaranteed" in line for line in told)
     assert any("there is room for it again" in line for line in told)
 
@@ -110,7 +105,7 @@ def test_without_checkpoints_it_is_told_stopped_and_started_again(
     daemon.start()
     lease = train(daemon)
     see_it_given_way(daemon, lease, "requeue", "requeued", runs_then=2)
-    assert any("told that it ends" in line for line in story(daemon, lease))
+    assert any("told that it ends" in line for line in daemon.story(lease["id"]))
 
 
 def test_so_it_is_where_the_engine_gives_settings_anew(new_daemon: NewDaemon, cdi_engine: CdiEngine) -> None:

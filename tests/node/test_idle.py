@@ -64,11 +64,6 @@ def wait_notice(daemon: DaemonProcess, lease: Json) -> Json:
     return told
 
 
-def story(daemon: DaemonProcess, lease: Json) -> list[str]:
-    entries: list[Json] = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return [str(entry["text"]) for entry in entries]
-
-
 def runs(daemon: DaemonProcess, lease: Json) -> list[str]:
     """What its program wrote down: its starts, and the signals that it got."""
     return daemon.check("exec", lease["container_id"], "cat", "/tmp/runs").split()
@@ -80,7 +75,7 @@ def test_an_idle_lease_is_told_then_lowered_then_suspended_and_comes_back_on_dem
     daemon = started(new_daemon, docker_engine, SUSPEND)
     lease = hold(daemon, notice_signal="USR1")
     daemon.wait_lease(lease["id"], "suspended")
-    told = story(daemon, lease)
+    told = daemon.story(lease["id"])
     steps = ["told: no work on its GPUs", "gives way to others from now on", "gpushare resume"]
     places = [next(at for at, line in enumerate(told) if step in line) for step in steps]
     assert places == sorted(places)
@@ -127,7 +122,7 @@ def test_work_takes_everything_back(new_daemon: NewDaemon, docker_engine: str) -
     assert (notice(daemon, lease), daemon.lease(lease["id"])["idle_since"]) == (None, 0.0)
     test = ("exec", lease["container_id"], "test", "-f", "/run/gpushare/notice.json")
     wait_until(lambda: daemon.docker(*test).returncode == 1, "the notice is gone")
-    assert any("uses its GPUs again after" in line for line in story(daemon, lease))
+    assert any("uses its GPUs again after" in line for line in daemon.story(lease["id"]))
 
 
 def test_one_of_two_on_a_gpu_is_idle_where_the_driver_tells_processes_apart(

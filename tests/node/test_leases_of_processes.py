@@ -57,11 +57,6 @@ def is_over(daemon: DaemonProcess, lease: Json) -> Callable[[], bool]:
     return lambda: lease["id"] not in daemon.leases()
 
 
-def story_of(daemon: DaemonProcess, lease: Json) -> str:
-    told = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return "\n".join(entry["text"] for entry in told)
-
-
 def test_a_lease_is_given_back_when_the_process_that_holds_it_ends(daemon: DaemonProcess, asks: Asks) -> None:
     """Long before the minute is over that a reservation is otherwise held for its container."""
     holds, reserved = asks(daemon, "2")
@@ -74,7 +69,7 @@ def test_a_lease_is_given_back_when_the_process_that_holds_it_ends(daemon: Daemo
     end(holds)
     wait_until(is_over(daemon, reserved), "the reservation is given back")
     assert daemon.lease(reserved["id"])["outcome"]["kind"] == "stopped"
-    assert "whoever asked for it ended without a container" in story_of(daemon, reserved)
+    assert "whoever asked for it ended without a container" in " ".join(daemon.story(reserved["id"]))
     daemon.wait_lease(next_one["id"], "reserved")
 
 
@@ -114,7 +109,7 @@ def test_who_ends_while_the_daemon_is_away_is_granted_nothing_by_the_next(
     daemon.wait_lease(alive["id"], "reserved")
     for lease in [reserved, *(lease for _, lease in dead)]:
         assert daemon.lease(lease["id"])["state"] == "ended"
-    assert not any("granted" in story_of(daemon, lease) for _, lease in dead)
+    assert not any("granted" in " ".join(daemon.story(lease["id"])) for _, lease in dead)
 
 
 def test_a_process_with_the_number_of_one_that_ended_holds_nothing(

@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -75,8 +74,7 @@ class Client:
         self._daemon = daemon
 
     def story(self) -> str:
-        told: dict[str, Any] = self._daemon.call("Leases/Explain", {"lease_id": self.lease})
-        return "\n".join(entry["text"] for entry in told["story"])
+        return "\n".join(self._daemon.story(self.lease))
 
 
 def stop_by_cli(daemon: DaemonProcess, client: Client) -> None:

@@ -33,10 +33,6 @@ def use(daemon: DaemonProcess, lease: Json, *, mps_client: bool | None) -> int:
     return pid
 
 
-def texts(daemon: DaemonProcess, lease: Json) -> list[str]:
-    return [entry["text"] for entry in daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]]
-
-
 @pytest.mark.parametrize("isolation", ["shared", "separate"])
 def test_a_container_that_leaves_mps_is_ended_and_its_neighbours_run_on(
     sharing: DaemonProcess, isolation: str
@@ -54,7 +50,7 @@ def test_a_container_that_leaves_mps_is_ended_and_its_neighbours_run_on(
         "text": f"its process {pid} used GPU 0 without MPS, which holds it to its part",
     }
     named = f"its process {pid} uses GPU 0 without MPS, where nothing holds it to its part"
-    assert {named, f"killed because its process {pid} left MPS"} <= set(texts(sharing, leaver))
+    assert {named, f"killed because its process {pid} left MPS"} <= set(sharing.story(leaver["id"]))
     assert sharing.container(leaver["container_id"])["State"]["Status"] == "exited"
     for other in (clients, untold):
         assert sharing.lease(other["id"])["state"] == "active"
@@ -69,9 +65,9 @@ def test_where_the_watchdog_only_warns_the_story_tells_who_left_mps_and_who_came
     lease = sharing.wait_lease(asked["id"], "active")
     pid = use(sharing, lease, mps_client=False)
     named = f"its process {pid} uses GPU 0 without MPS, where nothing holds it to its part"
-    wait_until(lambda: texts(sharing, lease)[-1] == named, "it is named")
+    wait_until(lambda: sharing.story(lease["id"])[-1] == named, "it is named")
     use(sharing, lease, mps_client=True)
-    wait_until(lambda: "any more" in texts(sharing, lease)[-1], "it is told that all is well")
+    wait_until(lambda: "any more" in sharing.story(lease["id"])[-1], "it is told that all is well")
     assert sharing.lease(lease["id"])["state"] == "active"
 
 
@@ -79,10 +75,10 @@ def test_a_lease_that_mps_does_not_hold_cannot_leave_it(new_daemon: NewDaemon, d
     daemon = new_daemon(engine=docker_engine, config='[sharing]\nmps = "off"\n')
     daemon.start()
     lease = daemon.hold("0.25")
-    before = texts(daemon, lease)
+    before = daemon.story(lease["id"])
     use(daemon, lease, mps_client=False)
     wait_until(lambda: daemon.lease(lease["id"]).get("memory_used_bytes") == str(GIB), "it is seen")
-    assert texts(daemon, lease) == before
+    assert daemon.story(lease["id"]) == before
 
 
 def test_the_simulate_command_lets_a_program_leave_mps(sharing: DaemonProcess) -> None:

@@ -23,18 +23,13 @@ FREE = [1000, 1000]
 SOON_SECONDS = 1.0
 
 
-def troubles(daemon: DaemonProcess) -> str:
-    """What ``gpushare gpus`` says is wrong with the parts."""
-    return "\n".join(daemon.call("Gpus/List")["troubles"])
-
-
 def gpu_troubles(daemon: DaemonProcess) -> list[str]:
     """What it says is wrong with each GPU."""
     return [gpu["trouble"] for gpu in daemon.call("Gpus/List")["gpus"]]
 
 
 def says(daemon: DaemonProcess, words: str) -> Callable[[], bool]:
-    return lambda: words in troubles(daemon)
+    return lambda: words in daemon.troubles()
 
 
 # --- the engine ------------------------------------------------------------------------------------------
@@ -72,7 +67,7 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nobody_a_lease(
     engine.start()
     on_engine.wait_lease(leaves["id"], "ended")
     on_engine.wait_lease(waiting["id"], "reserved")
-    wait_until(lambda: not troubles(on_engine), "all is well again")
+    wait_until(lambda: not on_engine.troubles(), "all is well again")
     kept = on_engine.lease(stays["id"])
     assert (kept["state"], on_engine.pid_of(stays["container_id"])) == ("active", pid)
 
@@ -80,7 +75,7 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nobody_a_lease(
 def test_leases_are_granted_and_kept_while_no_engine_answers(lone_daemon: DaemonProcess) -> None:
     lease = lone_daemon.request("0.25")
     assert lease["state"] == "reserved"
-    assert "/nonexistent/docker.sock" in troubles(lone_daemon)
+    assert "/nonexistent/docker.sock" in lone_daemon.troubles()
 
 
 def test_an_engine_that_starts_after_the_daemon_is_found(
@@ -90,9 +85,9 @@ def test_an_engine_that_starts_after_the_daemon_is_found(
     engine.stop()
     daemon = new_daemon(engine=engine.socket)
     daemon.start()
-    assert troubles(daemon)
+    assert daemon.troubles()
     engine.start()
-    wait_until(lambda: not troubles(daemon), "the engine is found")
+    wait_until(lambda: not daemon.troubles(), "the engine is found")
     assert daemon.hold("0.5")["state"] == "active"
 
 
@@ -115,7 +110,7 @@ def test_a_hanging_engine_does_not_hang_the_daemon(on_engine: DaemonProcess, eng
     finally:
         dockerd.send_signal(signal.SIGCONT)
     on_engine.wait_lease(lease["id"], "ended")
-    wait_until(lambda: not troubles(on_engine), "all is well again")
+    wait_until(lambda: not on_engine.troubles(), "all is well again")
 
 
 # --- MPS -------------------------------------------------------------------------------------------------
@@ -254,7 +249,7 @@ def test_a_full_disk_lets_nothing_be_granted_until_there_is_room_again(
         known = daemon.leases()
         assert len(known) == 51 - len(refusals)
         assert held["id"] in known
-        assert "disk is full" in troubles(daemon)
+        assert "disk is full" in daemon.troubles()
     wait_until(lambda: not says(daemon, "disk is full")(), "it notices by itself that there is room")
     assert daemon.request("0.25")["state"] == "reserved"
     daemon.kill()
@@ -342,7 +337,7 @@ def test_a_driver_that_is_missing_at_the_start_is_found_later(
     daemon, machine = on_driver
     machine.unload_driver()
     daemon.start()
-    assert troubles(daemon)
+    assert daemon.troubles()
     about_gpus: list[tuple[str, Json]] = [
         ("Leases/Request", {"gpu": "0.25"}),
         ("Gpus/Drain", {"gpu": "0", "reason": "a fan"}),
@@ -355,7 +350,7 @@ def test_a_driver_that_is_missing_at_the_start_is_found_later(
         assert refused.value.code == "unavailable", refused.value
     machine.write()
     wait_until(lambda: len(daemon.free_permille()) == 2, "the GPUs are found")
-    wait_until(lambda: "driver" not in troubles(daemon), "all is well again")
+    wait_until(lambda: "driver" not in daemon.troubles(), "all is well again")
     assert daemon.request("1")["state"] == "reserved"
 
 
@@ -371,7 +366,7 @@ def test_a_driver_that_hangs_at_the_start_does_not_keep_the_daemon_from_serving(
     machine.write()
     daemon.start()
     assert daemon.lease(lease["id"])["state"] == "reserved"
-    assert "hangs" in troubles(daemon)
+    assert "hangs" in daemon.troubles()
     machine.hang = None
     machine.write()
     wait_until(lambda: sorted(daemon.free_permille()) == [750, 1000], "the GPUs are found")

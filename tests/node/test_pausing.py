@@ -12,7 +12,7 @@ import pytest
 
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import GPUSHARE, DaemonProcess, Json, wait_until
+from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
 from tests.node.test_watchdog import GIB, use_in
 
 ALICE = 61061
@@ -51,11 +51,6 @@ def command(node: DaemonProcess, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def story(node: DaemonProcess, lease: Json) -> list[str]:
-    entries: list[Json] = node.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return [str(entry["text"]) for entry in entries]
-
-
 # --- the queue of a container --------------------------------------------------------------------------
 
 
@@ -65,7 +60,7 @@ def test_a_lease_that_gives_way_where_there_is_room_comes_back_at_once(node: Dae
     for _ in range(3):
         node.call("Leases/Preempt", {"lease_id": lease["id"]})
         node.wait_lease(lease["id"], "active")
-    told = story(node, lease)
+    told = node.story(lease["id"])
     assert told.count("it goes on where it was") == 3
     assert not any("it takes long" in line for line in told)
 
@@ -85,7 +80,9 @@ def test_a_lease_that_is_resumed_on_its_way_off_comes_back(node: DaemonProcess) 
     slow(node).touch()
     node.call("Leases/Pause", {"lease_id": lease["id"]})
     resuming = command(node, "resume", lease["id"])
-    wait_until(lambda: any("to be resumed for root" in line for line in story(node, lease)), "it is asked")
+    wait_until(
+        lambda: any("to be resumed for root" in line for line in node.story(lease["id"])), "it is asked"
+    )
     slow(node).unlink()
     out, complaint = resuming.communicate(timeout=60)
     assert (resuming.returncode, out.strip()) == (0, lease["id"]), complaint
@@ -103,7 +100,7 @@ def test_a_lease_whose_memory_others_use_is_not_restored_until_they_give_it_back
     greedy = node.hold("0.5")
     use_in(node, greedy, 60 * GIB)
     wait_until(
-        lambda: any("uses 60 GiB" in line for line in story(node, greedy)), "a sample shows the memory"
+        lambda: any("uses 60 GiB" in line for line in node.story(greedy["id"])), "a sample shows the memory"
     )
     assert "GPU 0 has 19." in node.gpushare("resume", lease["id"]).stderr
     assert node.lease(lease["id"])["state"] == "suspended"

@@ -46,11 +46,6 @@ def use(daemon: DaemonProcess, lease: Json, gib: int) -> None:
     wait_until(lambda: on_gpu(daemon) == gib, "its memory is seen")
 
 
-def story(daemon: DaemonProcess, lease: Json) -> list[str]:
-    entries: list[Json] = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return [str(entry["text"]) for entry in entries]
-
-
 # --- stopped and started again -------------------------------------------------------------------------
 
 
@@ -67,7 +62,7 @@ def stop_and_requeue(daemon: DaemonProcess) -> None:
     daemon.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
     daemon.wait_lease(lease["id"], "active")
     assert runs(daemon, lease) == 2
-    told = story(daemon, lease)
+    told = daemon.story(lease["id"])
     assert any("told that it ends" in line and "starts again when there is room" in line for line in told)
 
 

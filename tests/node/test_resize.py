@@ -49,8 +49,7 @@ def test_a_running_lease_is_raised_and_the_watchdog_follows_at_once(daemon: Daem
     use(daemon, lease, 30 * GIB)
     assert daemon.lease(lease["id"])["state"] == "active"
     assert daemon.free_permille() == [500, 1000]
-    story = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    assert "root resized it from 0.25 to 0.5" in [entry["text"] for entry in story]
+    assert "root resized it from 0.25 to 0.5" in daemon.story(lease["id"])
 
 
 def test_a_lease_that_was_lowered_is_ended_beyond_its_new_size(daemon: DaemonProcess) -> None:

@@ -122,10 +122,10 @@ def upgrade(node: Node) -> None:
 
 def restart_engine(node: Node) -> None:
     node.engine.kill()
-    wait_until(lambda: troubles(node.daemon), "the daemon sees that the engine is away")
+    wait_until(node.daemon.troubles, "the daemon sees that the engine is away")
     node.engine.start()
     node.hurry()
-    wait_until(lambda: not troubles(node.daemon), "the daemon has found the engine again")
+    wait_until(lambda: not node.daemon.troubles(), "the daemon has found the engine again")
 
 
 ENDS: dict[str, Callable[[Node], None]] = {
@@ -137,11 +137,6 @@ ENDS: dict[str, Callable[[Node], None]] = {
 
 
 # --- the states ----------------------------------------------------------------------------------------
-
-
-def troubles(daemon: DaemonProcess) -> list[str]:
-    found: list[str] = daemon.call("Gpus/List")["troubles"]
-    return found
 
 
 def containers(daemon: DaemonProcess, leases: Leases) -> dict[Key, tuple[str, int]]:
@@ -265,7 +260,7 @@ def test_no_container_is_the_worse_for_an_end_around_it(node: Node) -> None:
             check_lease(daemon, key, before[key], f"{name}: {key}")
         are = {key: (ROWS[key[0]].container, pid) for key, (_, pid) in were.items()}
         assert containers(daemon, leases) == are, name
-        assert troubles(daemon) == [], name
+        assert daemon.troubles() == "", name
         assert "mismatch" not in daemon.text()[log:], name
         next_round(daemon, leases)
 

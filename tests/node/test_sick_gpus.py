@@ -35,11 +35,6 @@ def wait_mode(daemon: DaemonProcess, index: int, mode: str) -> Json:
     return gpus(daemon)[index]
 
 
-def story(daemon: DaemonProcess, lease: Json) -> list[str]:
-    told = daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-    return [entry["text"] for entry in told]
-
-
 def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_on(
     daemon: DaemonProcess,
 ) -> None:
@@ -110,7 +105,7 @@ def test_an_admin_drains_and_undrains_and_nobody_else(daemon: DaemonProcess) -> 
     assert "is drained by root: driver update" in waits["waiting"]["text"]
     assert daemon.gpushare("undrain", "all").returncode == 0
     daemon.wait_lease(waits["id"], "reserved")
-    assert "drained GPU 0 (new fan); it runs on" in " ".join(story(daemon, lease))
+    assert "drained GPU 0 (new fan); it runs on" in " ".join(daemon.story(lease["id"]))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +188,7 @@ def test_a_victim_is_started_again_as_often_as_it_asked_for_and_then_fails(shari
     again = sharing.wait_lease(victim["id"], "active")
     assert (again["id"], again["container_id"]) == (victim["id"], victim["container_id"])
     wait_until(lambda: sharing.check("logs", victim["container_id"]).count("began") == 2, "it runs")
-    assert "is to be started again (1 of 1)" in " ".join(story(sharing, victim))
+    assert "is to be started again (1 of 1)" in " ".join(sharing.story(victim["id"]))
 
     other = hold_fallible(sharing)
     use(sharing, victim)

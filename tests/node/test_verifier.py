@@ -46,12 +46,8 @@ def status(daemon: DaemonProcess, container: str) -> str:
     return str(daemon.container(container)["State"]["Status"])
 
 
-def troubles(daemon: DaemonProcess) -> str:
-    return "\n".join(daemon.call("Gpus/List")["troubles"])
-
-
 def wait_trouble(daemon: DaemonProcess, *words: str) -> None:
-    wait_until(lambda: all(word in troubles(daemon) for word in words), f"it is said: {words}")
+    wait_until(lambda: all(word in daemon.troubles() for word in words), f"it is said: {words}")
 
 
 def test_honest_containers_run_on_with_a_lease_and_without(daemon: DaemonProcess) -> None:
@@ -147,7 +143,7 @@ def test_one_whose_lease_was_lost_with_the_journal_is_told_of_and_goes_on(daemon
     wait_trouble(
         daemon, daemon.container(lost)["Name"].strip("/"), "the settings of a lease that is not known"
     )
-    assert "it was ended" not in troubles(daemon)
+    assert "it was ended" not in daemon.troubles()
     later = daemon.run_container(uid=ALICE)
     forged = past_the_gate(daemon, later, "--pid", "host")
     wait_until(lambda: status(daemon, forged) == "exited", "the forged one was ended")
@@ -162,7 +158,7 @@ def test_a_trusted_callers_container_with_a_gpu_goes_on_and_is_told_of(
     wait_trouble(daemon, "has /dev/x, a GPU device")
     assert status(daemon, forged) == "running"
     parts.docker(daemon.engine, "rm", "-f", forged)
-    wait_until(lambda: "/dev/x" not in troubles(daemon), "it is not said any more")
+    wait_until(lambda: "/dev/x" not in daemon.troubles(), "it is not said any more")
 
 
 def test_a_lease_ends_with_the_reason_where_its_own_container_is_more_than_was_made(

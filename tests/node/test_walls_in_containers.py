@@ -59,8 +59,7 @@ class Node:
         return leases
 
     def texts(self, lease: Json) -> list[str]:
-        story = self.daemon.call("Leases/Explain", {"lease_id": lease["id"]})["story"]
-        return [entry["text"] for entry in story]
+        return self.daemon.story(lease["id"])
 
     def output(self, lease: Json) -> str:
         return parts.docker(self.daemon.engine, "logs", lease["container_id"]).stdout.strip()

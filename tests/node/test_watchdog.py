@@ -52,8 +52,7 @@ def test_a_container_that_takes_twice_its_lease_is_ended_and_its_neighbours_run_
     assert status_of(daemon, greedy) == "exited"
     assert [daemon.lease(other["id"])["state"] for other in others] == ["active"] * 3
     assert [status_of(daemon, other) for other in others] == ["running"] * 3
-    story = daemon.call("Leases/Explain", {"lease_id": greedy["id"]})["story"]
-    assert "uses 40 GiB of its 19.7 GiB on GPU 0" in [entry["text"] for entry in story]
+    assert "uses 40 GiB of its 19.7 GiB on GPU 0" in daemon.story(greedy["id"])
 
 
 def test_who_watches_such_a_container_reads_why_it_was_ended(daemon: DaemonProcess) -> None:
@@ -110,8 +109,7 @@ def test_a_site_may_only_warn_and_may_be_stricter_with_a_class(warning_daemon: D
     use(warning_daemon, warning_daemon.pid_of(container), 30 * GIB)
     assert warning_daemon.wait_lease(infer["id"], "ended")["outcome"]["kind"] == "over_limit"
     assert warning_daemon.lease(train["id"])["state"] == "active"
-    story = warning_daemon.call("Leases/Explain", {"lease_id": train["id"]})["story"]
-    assert story[-1]["text"] == "uses 40 GiB of its 19.7 GiB on GPU 0"
+    assert warning_daemon.story(train["id"])[-1] == "uses 40 GiB of its 19.7 GiB on GPU 0"
 
 
 @pytest.fixture

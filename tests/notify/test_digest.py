@@ -131,7 +131,7 @@ class FakeLoop:
     state: NodeState = field(default_factory=NodeState)
 
     def now(self) -> float:
-        return self.bed.clock.now()
+        return self.world.clock.now()
 
 
 async def nothing() -> None:

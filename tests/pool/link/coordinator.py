@@ -145,6 +145,10 @@ class Coordinator:
         self.trust.on_invalid(self.link.drop)
         self.port = 0
 
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
     def _service(self) -> LinkService:
         return LinkService(self.machine, self.trust.guard, self.jobs, beat=lambda _: self.beat_seconds)
 
@@ -160,7 +164,7 @@ class Coordinator:
     async def serving(self) -> AsyncIterator[Coordinator]:
         server = grpc.aio.server(options=OPTIONS)
         link_pb2_grpc.add_NodeLinkServicer_to_server(self.link, server)
-        self.port = server.add_secure_port(f"127.0.0.1:{self.port}", self.trust.identity.for_nodes())
+        self.port = server.add_secure_port(self.address, self.trust.identity.for_nodes())
         await server.start()
         try:
             yield self

@@ -16,8 +16,7 @@ from tests.pool.link.coordinator import WAIT_SECONDS, Coordinator, Credentials
 @asynccontextmanager
 async def stream(coordinator: Coordinator, credentials: Credentials) -> AsyncIterator[Call]:
     options = [("grpc.ssl_target_name_override", credentials.server_name)]
-    address = f"127.0.0.1:{coordinator.port}"
-    async with grpc.aio.secure_channel(address, credentials.channel(), options) as channel:
+    async with grpc.aio.secure_channel(coordinator.address, credentials.channel(), options) as channel:
         yield link_pb2_grpc.NodeLinkStub(channel).Connect()
 
 

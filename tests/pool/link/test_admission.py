@@ -25,10 +25,6 @@ PATIENT = Retry(first=0.01, last=0.05, patient=3600.0)
 """One try, and then none for as long as a test lasts."""
 
 
-def address_of(coordinator: Coordinator) -> str:
-    return f"127.0.0.1:{coordinator.port}"
-
-
 async def refusal_of(node: Node) -> str:
     """Why the coordinator would not have it, as its users are shown it."""
     async with node.running():
@@ -41,7 +37,7 @@ async def test_a_node_that_is_not_enrolled_is_told_how_to_join(
     coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after the store of a coordinator was lost, or with a copy that is too old; its log says it too."""
-    node = Node(enlist(coordinator.trust, N1), lambda: address_of(coordinator), retry=PATIENT)
+    node = Node(enlist(coordinator.trust, N1), lambda: coordinator.address, retry=PATIENT)
     refusal = await refusal_of(node)
     assert "node n1 is not enrolled in the pool lab" in refusal
     assert "gpushare node join" in refusal
@@ -55,7 +51,7 @@ async def test_a_node_of_another_incarnation_of_the_pool_does_not_trust_the_coor
     """Two coordinators by mistake: the pool was begun anew somewhere, under the same name."""
     credentials = foreign(tmp_path / "other", N1)
     coordinator.enrol(N1)
-    refusal = await refusal_of(Node(credentials, lambda: address_of(coordinator), retry=PATIENT))
+    refusal = await refusal_of(Node(credentials, lambda: coordinator.address, retry=PATIENT))
     assert "is not the coordinator of this node's pool" in refusal
     assert "gpushare pool init" in refusal
 
@@ -67,7 +63,7 @@ async def test_a_certificate_that_another_authority_signed_opens_nothing(
     credentials = foreign(tmp_path / "other", N1)
     credentials.anchors = coordinator.trust.authority.anchors_pem
     coordinator.enrol(N1)
-    node = Node(credentials, lambda: address_of(coordinator))
+    node = Node(credentials, lambda: coordinator.address)
     async with node.running():
         await node.until(lambda link: bool(link.state.last_error))
     assert coordinator.machine.events == []
@@ -76,7 +72,7 @@ async def test_a_certificate_that_another_authority_signed_opens_nothing(
 async def test_a_node_that_lies_about_its_name_is_refused(coordinator: Coordinator) -> None:
     """What counts is the certificate, and a hello that says something else is a mistake or worse."""
     coordinator.enrol("other")
-    node = Node(coordinator.enrol(N1), lambda: address_of(coordinator), name="other", retry=PATIENT)
+    node = Node(coordinator.enrol(N1), lambda: coordinator.address, name="other", retry=PATIENT)
     refusal = await refusal_of(node)
     assert "says that it is 'other', and its certificate that it is n1" in refusal
     assert coordinator.machine.events == []
@@ -84,7 +80,7 @@ async def test_a_node_that_lies_about_its_name_is_refused(coordinator: Coordinat
 
 async def test_a_node_that_is_shut_out_loses_its_stream(coordinator: Coordinator) -> None:
     """And is told so when it comes back."""
-    node = Node(coordinator.enrol(N1), lambda: address_of(coordinator), retry=PATIENT)
+    node = Node(coordinator.enrol(N1), lambda: coordinator.address, retry=PATIENT)
     async with node.running():
         await node.connected()
         coordinator.trust.ledger.revoke(N1, "root", 0.0)
@@ -112,7 +108,7 @@ async def test_a_node_that_says_nothing_any_more_is_not_taken_for_connected(
 async def test_a_newer_stream_of_a_node_replaces_the_older(coordinator: Coordinator) -> None:
     """A copy of a machine, with the same certificate: the older is told who took over."""
     credentials = coordinator.enrol(N1)
-    older, newer = (Node(credentials, lambda: address_of(coordinator), retry=PATIENT) for _ in range(2))
+    older, newer = (Node(credentials, lambda: coordinator.address, retry=PATIENT) for _ in range(2))
     async with older.running():
         await older.connected()
         async with newer.running():
@@ -221,7 +217,7 @@ async def test_two_reports_of_one_attempt_are_handed_on_in_their_order(coordinat
 
 async def test_a_refusal_is_heard_while_a_long_hello_is_being_said(coordinator: Coordinator) -> None:
     """The coordinator does not read what follows, and the node must still learn why."""
-    node = Node(enlist(coordinator.trust, N1), lambda: address_of(coordinator), retry=PATIENT)
+    node = Node(enlist(coordinator.trust, N1), lambda: coordinator.address, retry=PATIENT)
     spec_of_some_size = spec(name="n" * 1000)
     for number in range(1500):
         key = AttemptKey(JobId(f"{number:010}"), 1)

@@ -27,10 +27,6 @@ BRISK = Retry(first=0.01, last=0.05, patient=NEVER)
 NO_WAITS = Retry(first=NEVER, last=NEVER, patient=NEVER, brisk=0.0)
 
 
-def address_of(coordinator: Coordinator) -> str:
-    return f"127.0.0.1:{coordinator.port}"
-
-
 def member(
     coordinator: Coordinator, *addresses: str, retry: Retry = NO_WAITS, timing: Timing | None = None
 ) -> Node:
@@ -100,10 +96,10 @@ def test_an_address_that_is_no_longer_known_is_not_used() -> None:
 async def test_the_leader_is_found_behind_others_without_a_wait(
     coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
-    node = member(coordinator, DEAD, standby.address, address_of(coordinator))
+    node = member(coordinator, DEAD, standby.address, coordinator.address)
     async with node.running():
         await node.connected()
-        assert node.link.state.address == address_of(coordinator)
+        assert node.link.state.address == coordinator.address
     assert standby.asked == 1
 
 
@@ -201,10 +197,10 @@ async def test_a_standby_that_refuses_is_asked_by_users_rather_than_a_dead_coord
 async def test_a_frozen_coordinator_is_left_soon(coordinator: Coordinator) -> None:
     """It accepts connections; gRPC itself would wait for its TLS handshake three times as long."""
     async with frozen() as address:
-        node = member(coordinator, address, address_of(coordinator), timing=Timing(reach=0.2))
+        node = member(coordinator, address, coordinator.address, timing=Timing(reach=0.2))
         async with node.running():
             await node.connected()
-            assert node.link.state.address == address_of(coordinator)
+            assert node.link.state.address == coordinator.address
 
 
 async def test_a_leader_that_falls_silent_is_left_for_another(
@@ -303,7 +299,7 @@ async def test_a_refusal_that_people_must_change_is_told_and_waited_out(
     coordinator: Coordinator, standby: OtherCoordinator
 ) -> None:
     """A standby knows no better."""
-    node = member(coordinator, address_of(coordinator), standby.address)
+    node = member(coordinator, coordinator.address, standby.address)
     del coordinator.machine.state.members[node.name]
     async with node.running():
         await node.until(lambda link: "is not enrolled" in link.state.last_error)
@@ -317,7 +313,7 @@ async def test_a_machine_that_is_no_coordinator_of_the_pool_holds_up_nobody(
     """As one whose copy of the authority is missing."""
     stranger = Coordinator(tmp_path / "stranger")
     async with stranger.serving():
-        node = member(coordinator, address_of(stranger), address_of(coordinator))
+        node = member(coordinator, stranger.address, coordinator.address)
         async with node.running():
             await node.connected()
 
@@ -327,7 +323,7 @@ async def test_where_nobody_is_a_coordinator_of_the_pool_the_node_is_patient(
 ) -> None:
     node = Node(
         foreign(tmp_path / "other", "n1"),
-        lambda: joined([address_of(coordinator), address_of(coordinator).replace("127.0.0.1", "localhost")]),
+        lambda: joined([coordinator.address, coordinator.address.replace("127.0.0.1", "localhost")]),
         retry=NO_WAITS,
     )
     async with node.running():
@@ -342,10 +338,10 @@ async def test_people_are_told_which_of_the_coordinators_is_linked(
 ) -> None:
     users, nodes = [[f"{host}:{port}" for host in "abc"] for port in (7440, 7441)]
     coordinator.link.addresses = lambda: (users, nodes)
-    node = member(coordinator, address_of(coordinator))
+    node = member(coordinator, coordinator.address)
     async with node.running():
         await node.connected()
-        assert f"3 coordinators, linked by {address_of(coordinator)} since" in node.link.state.text()
+        assert f"3 coordinators, linked by {coordinator.address} since" in node.link.state.text()
         node.link.redial()
         await node.until(lambda link: not link.connected)
         assert "no link to any of 3 coordinators since" in node.link.state.text()

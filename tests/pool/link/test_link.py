@@ -40,16 +40,12 @@ def place(epoch: int = 1, key: AttemptKey = KEY) -> Place:
     return Place(key, epoch, spec(), Request())
 
 
-def address_of(coordinator: Coordinator) -> str:
-    return f"127.0.0.1:{coordinator.port}"
-
-
 def is_a(kind: type) -> Callable[[m.PoolEvent], bool]:
     return lambda event: isinstance(event, kind)
 
 
 def member_of(coordinator: Coordinator, name: str = N1, **options: Timing) -> Node:
-    return Node(coordinator.enrol(name), lambda: address_of(coordinator), **options)  # type: ignore[arg-type]
+    return Node(coordinator.enrol(name), lambda: coordinator.address, **options)  # type: ignore[arg-type]
 
 
 async def hello_of(machine: Machine, times: int = 1) -> m.NodeRegistered:

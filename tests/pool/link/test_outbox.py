@@ -20,7 +20,7 @@ JOB = JobId("0123456789")
 
 
 def node_of(coordinator: Coordinator) -> Node:
-    return Node(coordinator.enrol(N1), lambda: f"127.0.0.1:{coordinator.port}")
+    return Node(coordinator.enrol(N1), lambda: coordinator.address)
 
 
 def is_submitted(event: m.PoolEvent) -> bool:

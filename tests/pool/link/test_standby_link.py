@@ -43,8 +43,7 @@ async def dialled(
     coordinator: Coordinator, credentials: Credentials, waits: str | None = None, *, lost_epoch: int = 0
 ) -> AsyncIterator[Call]:
     options = [("grpc.ssl_target_name_override", credentials.server_name)]
-    address = f"127.0.0.1:{coordinator.port}"
-    async with grpc.aio.secure_channel(address, credentials.channel(), options) as channel:
+    async with grpc.aio.secure_channel(coordinator.address, credentials.channel(), options) as channel:
         metadata = () if waits is None else ((WAIT_METADATA, waits), (LOST_METADATA, str(lost_epoch)))
         yield link_pb2_grpc.NodeLinkStub(channel).Connect(metadata=metadata)
 
