@@ -56,9 +56,9 @@ STATES: tuple[LeaseState, ...] = (
 MACHINE = MachineDevices({195: "nvidia"}, {FIRST: 3, SECOND: 4})
 
 
-def lease(state: LeaseState, baked: tuple[Grant, ...] = HELD) -> Lease:
+def lease(state: LeaseState, created: tuple[Grant, ...] = HELD) -> Lease:
     request = Request(1, 250, 20 * MIB)
-    return Lease(LeaseId("l-1"), 1, request, 1000, "alice", 0.0, state, "l-1", created_grants=baked)
+    return Lease(LeaseId("l-1"), 1, request, 1000, "alice", 0.0, state, "l-1", created_grants=created)
 
 
 def restored(one: Lease) -> Lease:
@@ -73,15 +73,15 @@ def test_the_table_has_every_state_that_has_a_container() -> None:
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
 @pytest.mark.parametrize(
-    "baked", [HELD, SMALLER, ()], ids=["as created", "resized since", "of an earlier release"]
+    "created", [HELD, SMALLER, ()], ids=["as created", "resized since", "of an earlier release"]
 )
 def test_in_every_state_it_is_known_what_a_container_was_created_with(
-    state: LeaseState, baked: tuple[Grant, ...]
+    state: LeaseState, created: tuple[Grant, ...]
 ) -> None:
-    for one in (lease(state, baked), restored(lease(state, baked))):
+    for one in (lease(state, created), restored(lease(state, created))):
         assert given_gpus(one, GPUS) == frozenset({FIRST})
         assert minors_of(one, GPUS, MACHINE) == frozenset({3})
-    assert restored(lease(state, baked)).created_grants == (baked or HELD)
+    assert restored(lease(state, created)).created_grants == (created or HELD)
 
 
 def test_one_that_is_restarted_without_its_grants_keeps_what_it_was_created_with() -> None:

@@ -237,7 +237,7 @@ def _something(pool: Pool, number: int, chance: random.Random) -> None:
             pool.do(m.NodeDrainAsked(node, ADA, chance.choice(("x", None))))
         case 10:
             free = HeartbeatReport(stray_bytes=((held(node, 1).grants[0].gpu, chance.randrange(3) << 30),))
-            pool.hello(node, gpus=chance.choice((2, 2, 2, 3)), free=free)
+            pool.register(node, gpus=chance.choice((2, 2, 2, 3)), free=free)
         case 11:
             pool.do(m.NodeDisconnected(node))
         case _:
@@ -257,4 +257,4 @@ def _tell_of_holdings(pool: Pool, node: NodeName, job: JobId, chance: random.Ran
         one = held(node, chance.randrange(2), permille=chance.choice((250, 500)))
         mine = job in pool.state.jobs and node in pool.where(job)
         holdings = (replace(one, attempt=pool.report(node, AttemptState.RUNNING, job).key) if mine else one,)
-    pool.beat(node, holdings=holdings)
+    pool.heartbeat(node, holdings=holdings)

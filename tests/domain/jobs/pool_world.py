@@ -66,7 +66,7 @@ class Pool:
         self.step = PoolStep(self.state)
         for node in nodes:
             self.do(m.NodeEnrolled(NodeName(node)))
-            self.hello(node, gpus=gpus)
+            self.register(node, gpus=gpus)
 
     def do(self, event: m.PoolEvent) -> PoolStep:
         self.step = handle(self.state, event, self.now, self.snapshot)
@@ -95,11 +95,11 @@ class Pool:
         """Begin anew with what may be an old copy of the store: the nodes are asked what they have."""
         self.begin_anew(from_copy=True, epoch=self.state.epoch + 1)
         for node in sorted(self.state.members):
-            self.hello(node)
+            self.register(node)
 
     # --- nodes -----------------------------------------------------------------------------------------
 
-    def hello(
+    def register(
         self,
         node: str,
         *reports: Report,
@@ -193,6 +193,6 @@ class Pool:
     def where(self, job: str = J) -> list[str]:
         return [part.node for part in self.job(job).parts]
 
-    def beat(self, node: str, **changes: Any) -> PoolStep:
+    def heartbeat(self, node: str, **changes: Any) -> PoolStep:
         member = self.state.members[NodeName(node)]
         return self.do(m.NodeHeartbeat(NodeName(node), free=replace(member.free, **changes)))

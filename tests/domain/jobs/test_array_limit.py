@@ -97,7 +97,7 @@ def test_the_limit_holds_after_a_restart_for_what_ran_before(pool: Callable[[], 
         reports[part.node].append(world.report(part.node, AttemptState.RUNNING, name_of(index)))
     world.begin_anew()
     for node, told in reports.items():
-        world.hello(node, *told, gpus=8)
+        world.register(node, *told, gpus=8)
     world.wait(1)
     assert begun(world) == [0, 1]
     ends(world, 1)

@@ -169,20 +169,20 @@ def test_an_attempt_that_is_not_its_jobs_any_more_is_ended() -> None:
     pool.do(m.NodeForgotten(NodeName(node), ROOT))
     assert pool.where() == [other]
     stray = pool.report(node, S.RUNNING, attempt=1, revision=2)
-    pool.hello(node, stray)
+    pool.register(node, stray)
     ((told, order),) = pool.orders(CancelPart)
     assert (told, str(order.key)) == (node, "j1/1")
     assert pool.where() == [other]
 
 
-def test_what_a_node_says_before_its_hello_is_not_heard() -> None:
+def test_what_a_node_says_before_its_registration_is_not_heard() -> None:
     """It will say it again."""
     pool = Pool("a")
     pool.submit()
     pool.do(m.NodeDisconnected(NodeName("a")))
     pool.says("a", S.RUNNING)
     pool.is_now(Placing)
-    pool.hello("a", pool.report("a", S.RUNNING))
+    pool.register("a", pool.report("a", S.RUNNING))
     pool.is_now(Running)
 
 
@@ -196,7 +196,7 @@ def test_an_order_without_an_answer_is_said_again() -> None:
     pool.do(m.NodeDisconnected(NodeName("a")))
     pool.wait(RULES.resend_seconds)
     assert pool.orders() == []
-    pool.hello("a")
+    pool.register("a")
     assert pool.orders() == [first]
     pool.says("a", S.PREPARING)
     pool.wait(RULES.resend_seconds)
@@ -225,8 +225,8 @@ def test_a_node_that_refuses_three_times_in_a_row_is_tried_last_for_a_while() ->
     pool.submit(target=NodeName("a"))
     for _ in range(3):
         pool.wait(5.0)
-        pool.beat("a")
-        pool.beat("b")
+        pool.heartbeat("a")
+        pool.heartbeat("b")
         pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM))
     pool.submit("j2")
     assert pool.where("j2") == ["b"]
@@ -244,8 +244,8 @@ def test_a_node_that_goes_on_refusing_is_tried_last_for_longer_and_longer_and_th
     rests = []
     for _ in range(9):
         pool.wait(60.0)
-        pool.beat("a")
-        pool.beat("b")
+        pool.heartbeat("a")
+        pool.heartbeat("b")
         pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM))
         rest = pool.state.resting.get(NodeName("a"))
         rests.append(0 if rest is None else round(rest.until - pool.now))
@@ -455,16 +455,16 @@ def test_nobodys_client_is_called_gone_by_others_nor_that_of_a_job_that_needs_no
 def test_an_interactive_job_has_no_place_while_the_node_of_its_client_is_silent() -> None:
     """Nobody could use it before its minute is over."""
     pool = Pool("a", "b")
-    pool.beat("a", holdings=(held("a", 0),))
-    pool.beat("b", holdings=(held("b", 0),))
+    pool.heartbeat("a", holdings=(held("a", 0),))
+    pool.heartbeat("b", holdings=(held("b", 0),))
     pool.submit(interactive=True, origin=NodeName("b"))
     pool.now += 120
-    pool.beat("a", holdings=())
+    pool.heartbeat("a", holdings=())
     pool.is_now(Queued)
     told = why(pool.job(), pool.state, pool.now)
     assert told is not None
     assert "its client waits on node b" in told.sentence
-    pool.beat("b")
+    pool.heartbeat("b")
     pool.wait(1.0)
     pool.is_now(Placing)
 
@@ -661,8 +661,8 @@ def test_a_silent_node_keeps_its_jobs_until_somebody_says_that_it_is_off() -> No
     pool.do(m.NodeDisconnected(NodeName(node)))
     pool.wait(1e7)
     assert pool.where() == [node]
-    pool.beat("a")
-    pool.beat("b")
+    pool.heartbeat("a")
+    pool.heartbeat("b")
     pool.do(m.NodeForgotten(NodeName(node), ROOT))
     assert pool.where() != [node]
     assert f"root@lab said that node {node} is off" in pool.told()
@@ -688,7 +688,7 @@ def test_an_unknown_node_cannot_be_drained() -> None:
 def test_beats_write_nothing() -> None:
     """However many there are."""
     pool = Pool("a")
-    step = pool.beat("a")
+    step = pool.heartbeat("a")
     assert (step.jobs, step.members, step.accounts, step.instructions) == ((), (), None, ())
 
 
@@ -707,7 +707,7 @@ def test_the_node_through_which_a_job_came_is_told_of_each_change_of_it() -> Non
 def test_in_a_nodes_own_job_store_everything_goes_into_the_nodes_queue_at_once() -> None:
     """Where it waits with everybody else, unless it is not to wait."""
     pool = Pool(rules=replace(RULES, here=True))
-    pool.hello("")
+    pool.register("")
     pool.submit("j1", WHOLE)
     ((node, order),) = pool.orders()
     assert isinstance(order, Place)

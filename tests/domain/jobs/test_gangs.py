@@ -132,7 +132,7 @@ def test_gangs_that_meet_on_one_node_do_so_at_different_ports(monkeypatch: pytes
     pool = Pool()
     for node in "ab":
         pool.do(m.NodeEnrolled(NodeName(node)))
-        pool.hello(node, gpus=2)
+        pool.register(node, gpus=2)
     for name in ("first", "second"):
         pool.submit(name, request=WHOLE, nodes=2)
     assert [pool.job(name).parts[0].node for name in ("first", "second")] == ["a", "a"]
@@ -234,8 +234,8 @@ def test_a_gang_that_waits_long_has_nodes_kept_for_it() -> None:
     pool.submit(request=WHOLE, nodes=2)
     for _ in range(5):
         pool.wait(20.0)
-        pool.beat("a")
-        pool.beat("b")
+        pool.heartbeat("a")
+        pool.heartbeat("b")
     pool.submit("small", request=WHOLE)
     pool.is_now(Queued, "small")
     pool.says(busy, S.ENDED, JobId("j0"), ending=exited(0))
@@ -260,7 +260,7 @@ def test_the_gpus_of_one_request_are_spread_over_as_few_nodes_as_possible(
     pool = Pool()
     for node, gpus in nodes.items():
         pool.do(m.NodeEnrolled(NodeName(node)))
-        pool.hello(node, gpus=gpus)
+        pool.register(node, gpus=gpus)
     request = Request(gpu_count=count, compute_permille=1000, isolation=Isolation.EXCLUSIVE)
     pool.submit(request=request, span=True)
     assert [(part.node, part.request.gpu_count) for part in pool.job().parts] == shares, name
@@ -306,7 +306,7 @@ def test_a_gang_whose_ranks_were_forgotten_is_begun_anew(told: bool) -> None:
     pool.wait(RULES.recover_seconds)
     if told:
         pool.says("b", S.RUNNING)
-        pool.hello("a")
+        pool.register("a")
         assert pool.orders(Commit) == []
         pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "its reservation ran out"))
     assert pool.orders(Commit) == []

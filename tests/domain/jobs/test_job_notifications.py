@@ -68,7 +68,7 @@ def test_each_attempt_of_a_job_is_told() -> None:
     pool.says("a", AttemptState.RUNNING)
     pool.says("a", AttemptState.ENDED, ending=exited(3))
     pool.wait(3600.0)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.wait(1.0)
     pool.says("a", AttemptState.RUNNING)
     assert [event.occasion for event in notifications.news() if event.kind == "granted"] == ["2"]
@@ -93,20 +93,20 @@ def test_a_cancelled_job_is_told() -> None:
 def test_a_silent_node_is_told_once_and_its_return_too() -> None:
     pool = Pool("a", "b")
     notifications = SentNotifications(pool)
-    pool.beat("a")
+    pool.heartbeat("a")
     assert notifications.kinds() == []
     pool.wait(SILENT_SECONDS)
-    pool.beat("b")
+    pool.heartbeat("b")
     (silent,) = notifications.news()
     assert (silent.kind, silent.node) == ("node-silent", "a")
     pool.wait(SILENT_SECONDS)
-    pool.beat("b")
+    pool.heartbeat("b")
     assert notifications.kinds() == []
     pool.begin_anew()
     pool.wait(SILENT_SECONDS)
-    pool.hello("b")
+    pool.register("b")
     assert notifications.kinds() == [], "it was silent before the restart already"
-    pool.hello("a")
+    pool.register("a")
     (back,) = notifications.news()
     assert (back.kind, back.node, back.occasion) == ("node-back", "a", silent.occasion)
     assert notifications.kinds() == []
@@ -125,7 +125,7 @@ def test_a_node_that_an_administrator_forgot_is_not_missed() -> None:
     pool = Pool("a", "b")
     notifications = SentNotifications(pool)
     pool.wait(SILENT_SECONDS)
-    pool.beat("b")
+    pool.heartbeat("b")
     member = replace(pool.state.members[NodeName("a")], forgotten_at=pool.now)
     assert list(_of_node(member, pool.state, pool.now, ())) == []
     assert notifications.kinds() == ["node-silent"]

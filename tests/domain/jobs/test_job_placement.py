@@ -48,12 +48,12 @@ WITH_PROJECTS = replace(
 def test_what_local_users_hold_is_not_given_away() -> None:
     """It counts wherever it came from, as their node tells."""
     pool = Pool("a", "b")
-    pool.beat("a", holdings=(held("a", 0),))
+    pool.heartbeat("a", holdings=(held("a", 0),))
     pool.submit("j1")
     pool.submit("j2")
     pool.submit("j3")
     assert (pool.where("j1"), pool.where("j2"), pool.where("j3")) == (["b"], ["b"], [])
-    pool.beat("a", holdings=())
+    pool.heartbeat("a", holdings=())
     assert pool.where("j3") == ["a"]
 
 
@@ -63,7 +63,7 @@ def test_what_was_placed_counts_before_its_node_tells_of_it_and_once_when_it_doe
     pool.submit("j1")
     told = replace(held("a", 0, permille=500), attempt=pool.report("a", S.RUNNING, JobId("j1")).key)
     pool.says("a", S.RUNNING, JobId("j1"))
-    pool.beat("a", holdings=(told,))
+    pool.heartbeat("a", holdings=(told,))
     pool.submit("j2")
     pool.is_now(Placing, "j2")
     pool.submit("j3")
@@ -91,7 +91,7 @@ def test_people_name_a_gpus_model_by_any_part_of_its_name(shape: dict[str, Any])
     pool.is_now(Queued)
     for node in ("c", "d"):
         pool.do(m.NodeEnrolled(NodeName(node)))
-        pool.hello(node, model="NVIDIA GeForce RTX 4090")
+        pool.register(node, model="NVIDIA GeForce RTX 4090")
     pool.wait(1.0)
     assert pool.where() == (["c", "d"] if shape else [pool.where()[0]])
     assert set(pool.where()) <= {"c", "d"}
@@ -103,7 +103,7 @@ def test_a_job_may_be_near_another_one() -> None:
     """On its node, where that has room."""
     pool = Pool("a", "b", gpus=2)
     for node in ("a", "b"):
-        pool.hello(node, gpus=2)
+        pool.register(node, gpus=2)
     node = pool.running("j0", request=WHOLE)
     other = "b" if node == "a" else "a"
     pool.submit("j1", request=replace(HALF, near=("j0",)))
@@ -123,7 +123,7 @@ def test_who_used_less_goes_first() -> None:
     pool.now += 3600
     pool.says("a", S.ENDED, JobId("j0"), ending=exited(0))
     pool.wait()
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.is_now(Placing, "j2")
     assert pool.state.usage.total("ada") == 3600
 
@@ -131,7 +131,7 @@ def test_who_used_less_goes_first() -> None:
 def test_nobody_gets_more_than_their_projects_limit() -> None:
     """And the reason is known for all who ask for the same."""
     pool = Pool("a", rules=WITH_PROJECTS)
-    pool.hello("a", gpus=4)
+    pool.register("a", gpus=4)
     for at in range(4):
         pool.submit(f"j{at}", WHOLE, owner=BOB)
     assert [bool(pool.where(f"j{at}")) for at in range(4)] == [True, True, False, False]
@@ -144,7 +144,7 @@ def test_jobs_give_way_to_what_a_project_is_guaranteed() -> None:
     pool = Pool("a", rules=WITH_PROJECTS)
     pool.running("guest", request=WHOLE, owner=BOB)
     pool.now += 3600
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.submit("mine", WHOLE)
     ((_, order),) = pool.orders()
     assert isinstance(order, CancelPart)
@@ -166,7 +166,7 @@ def test_a_pass_places_no_more_than_so_many_and_goes_on_soon() -> None:
         pool.submit(f"j{at}", WHOLE)
     pool.do(m.NodeEnrolled(NodeName("a")))
     pool.wait(1.0)
-    pool.hello("a", gpus=64)
+    pool.register("a", gpus=64)
     sizes = [len(pool.orders())]
     while pool.step.look_again_at <= pool.now + 0.05:
         pool.wait(0.05)
@@ -221,7 +221,7 @@ def _something(pool: Pool, number: int) -> None:
             if number % 5 == 0:
                 pool.state = before
         case 2:
-            pool.beat(node, holdings=(held(node, 0, permille=250),) if number % 2 else ())
+            pool.heartbeat(node, holdings=(held(node, 0, permille=250),) if number % 2 else ())
         case 3:
             pool.do(m.NodeDrainAsked(NodeName(node), ADA, "x" if number % 2 else None))
         case 4 if part is not None:
@@ -230,7 +230,7 @@ def _something(pool: Pool, number: int) -> None:
             pool.says(part, S.ENDED, job, ending=exited(0))
         case 6:
             free = HeartbeatReport(stray_bytes=((held(node, 1).grants[0].gpu, number % 3 << 30),))
-            pool.hello(node, gpus=2, free=free)
+            pool.register(node, gpus=2, free=free)
 
 
 def test_time_alone_lets_somebody_start_when_the_last_pass_said_so() -> None:
@@ -242,7 +242,7 @@ def test_time_alone_lets_somebody_start_when_the_last_pass_said_so() -> None:
     due = pool.state.plan_again_at
     assert pool.now < due < pool.now + 3600
     pool.now = due - 1
-    pool.beat("a")
+    pool.heartbeat("a")
     assert pool.orders() == []
     assert pool.step.look_again_at == due
     pool.wait(1)
@@ -286,7 +286,7 @@ def _held_by_vision(pool: Pool) -> int:
 def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_limit() -> None:
     """The limit of a pool counts the pool's jobs, whatever nodes give their own users."""
     pool = Pool("a", "b", rules=TABLE)
-    pool.beat("a", holdings=_of_vision("a"))
+    pool.heartbeat("a", holdings=_of_vision("a"))
     assert _held_by_vision(pool) == 1000
     pool.submit(request=WHOLE)
     assert pool.where() == ["b"]
@@ -299,11 +299,11 @@ def test_jobs_on_nodes_that_have_not_reported_count_to_a_limit() -> None:
     pool = Pool("a", "b", rules=TABLE)
     node = pool.running(request=WHOLE)
     pool.begin_anew()
-    pool.hello("b" if node == "a" else "a")
+    pool.register("b" if node == "a" else "a")
     pool.wait(RULES.settle_seconds)
     pool.submit("j2")
     assert pool.state.decisions[LeaseId("j2")].reason is WaitReason.PROJECT_LIMIT
-    pool.hello(node, pool.report(node, S.ENDED, ending=exited(0)))
+    pool.register(node, pool.report(node, S.ENDED, ending=exited(0)))
     pool.wait()
     pool.is_now(Placing, "j2")
 
@@ -311,7 +311,7 @@ def test_jobs_on_nodes_that_have_not_reported_count_to_a_limit() -> None:
 @pytest.mark.parametrize(("node", "owner"), [("b", "ada"), ("a", "eve")], ids=["another realm", "not in it"])
 def test_what_a_node_tells_of_others_takes_its_gpus_and_nobodys_quota(node: str, owner: str) -> None:
     pool = Pool("a", "b", rules=TABLE)
-    pool.beat(node, holdings=_of_vision(node, owner))
+    pool.heartbeat(node, holdings=_of_vision(node, owner))
     pool.submit(request=WHOLE)
     assert pool.where() == ["a" if node == "b" else "b"]
 
@@ -319,7 +319,7 @@ def test_what_a_node_tells_of_others_takes_its_gpus_and_nobodys_quota(node: str,
 def test_when_a_node_may_speak_for_another_realm_what_it_tells_counts_anew() -> None:
     """Without another word of it; so where the table of users changes."""
     pool = Pool("a", "b", rules=TABLE)
-    pool.beat("b", holdings=_of_vision("b"))
+    pool.heartbeat("b", holdings=_of_vision("b"))
     assert _held_by_vision(pool) == 0
     pool.do(m.NodeEnrolled(NodeName("b"), realms=("b", "lab")))
     assert _held_by_vision(pool) == 1000
@@ -329,12 +329,12 @@ def test_when_a_node_may_speak_for_another_realm_what_it_tells_counts_anew() -> 
 
 def test_a_node_holds_no_gpus_but_its_own_and_a_job_none_but_what_it_asked_for() -> None:
     pool = Pool("a", "b", rules=TABLE)
-    pool.hello("a", gpus=4)
-    pool.beat("b", holdings=(replace(held("b", 0), grants=held("b", 0).grants + held("a", 0).grants),))
+    pool.register("a", gpus=4)
+    pool.heartbeat("b", holdings=(replace(held("b", 0), grants=held("b", 0).grants + held("a", 0).grants),))
     assert pool.running(request=WHOLE) == "a"
     key = pool.report("a", S.RUNNING).key
     grants = tuple(held("a", at % 4).grants[0] for at in range(100))
-    pool.beat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
+    pool.heartbeat("a", holdings=(replace(held("a", 0), grants=grants, attempt=key),))
     assert _held_by_vision(pool) == 1000
 
 
@@ -356,7 +356,7 @@ def test_jobs_that_a_stranger_tells_of_count_to_nobodys_quota_before_their_owner
     pool.ask_all()
     spec = JobSpec(WHOLE, Owner("ada@a", "ada"), image="x")
     told = [pool.report("b", S.RUNNING, JobId(f"t{n}"), revision=5, spec=spec) for n in range(3)]
-    pool.hello("b", *told)
+    pool.register("b", *told)
     assert pool.job("t0").project == "vision"
     pool.submit("j1", WHOLE)
     assert pool.where("j1") == ["a"]

@@ -42,7 +42,7 @@ def presumed() -> Pool:
     pool = guarded("a")
     pool.wait(SILENT_SECONDS)
     pool.is_now(Queued)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.wait(1.0)
     pool.is_now(Queued)
     return pool
@@ -64,7 +64,7 @@ def test_a_guard_that_is_told_of_later_counts_from_then_on() -> None:
     pool.says("a", AttemptState.RUNNING)
     pool.wait(SILENT_SECONDS)
     pool.is_now(Running)
-    pool.beat("a")
+    pool.heartbeat("a")
     same = pool.report("a", AttemptState.RUNNING, revision=1)
     step = pool.do(m.AttemptReported(NodeName("a"), replace(same, guarded=True)))
     assert [job.id for job in step.jobs] == [J], "it is to be known after a restart, too"
@@ -88,7 +88,7 @@ def test_the_exit_code_of_an_end_that_is_told_of_late_counts(code: int) -> None:
 def test_it_counts_after_a_restart_of_the_coordinator_too() -> None:
     pool = presumed()
     pool.begin_anew()
-    pool.hello("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(0)))
+    pool.register("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(0)))
     assert pool.ended() == Succeeded()
 
 
@@ -97,13 +97,13 @@ def test_it_counts_while_the_pool_recovers_too(code: int) -> None:
     """Nothing is placed then, so the job is not begun anew before its node is heard."""
     pool = guarded("a", "b")
     pool.begin_anew(from_copy=True)
-    pool.hello("b")
+    pool.register("b")
     for _ in range(4):
         pool.wait(SILENT_SECONDS / 4)
-        pool.beat("b")
+        pool.heartbeat("b")
     assert "the guard there was to end it after 40s" in pool.told()[-1]
     pool.is_now(Running)
-    pool.hello("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(code)))
+    pool.register("a", pool.report("a", AttemptState.ENDED, revision=9, ending=exited(code)))
     pool.wait(SILENT_SECONDS)
     assert isinstance(pool.ended(), JobFailed if code else Succeeded)
     assert (pool.job().attempts, pool.orders(Place)) == (1, [])
@@ -113,10 +113,10 @@ def test_it_does_not_count_once_the_job_was_placed_anew() -> None:
     pool = guarded("a", "b")
     for _ in range(4):
         pool.wait(SILENT_SECONDS / 4)
-        pool.beat("b")
+        pool.heartbeat("b")
     pool.wait()
     assert (pool.is_now(Placing).attempt, pool.where()) == (2, ["b"])
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.says("a", AttemptState.ENDED, attempt=1, revision=9, ending=exited(0))
     assert pool.is_now(Placing).attempt == 2
 
@@ -125,7 +125,7 @@ def test_the_job_does_not_go_there_again_before_the_node_has_said_how_it_ended()
     """It is asked for that, and what still runs is ended."""
     pool = presumed()
     pool.wait(10.0)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.wait(10.0)
     assert [type(order) for _, order in pool.orders()] == [Query]
     pool.says("a", AttemptState.RUNNING, revision=8)

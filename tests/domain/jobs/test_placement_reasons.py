@@ -26,8 +26,8 @@ A, B = NodeName("a"), NodeName("b")
 
 def _full() -> Pool:
     pool = Pool("a", "b")
-    pool.beat("a", holdings=(held("a", 0),))
-    pool.beat("b", holdings=(held("b", 0),))
+    pool.heartbeat("a", holdings=(held("a", 0),))
+    pool.heartbeat("b", holdings=(held("b", 0),))
     return pool
 
 
@@ -40,7 +40,7 @@ def _drained() -> Pool:
 def _silent() -> Pool:
     pool = _full()
     pool.now += 120
-    pool.beat("a")
+    pool.heartbeat("a")
     return pool
 
 
@@ -54,9 +54,9 @@ def _small_and_silent_large() -> Pool:
     """Two nodes, of which the one with two GPUs is not heard of."""
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B))
-    pool.hello("b", gpus=2)
+    pool.register("b", gpus=2)
     pool.now += 120
-    pool.beat("a")
+    pool.heartbeat("a")
     return pool
 
 
@@ -158,7 +158,7 @@ def _refused_by_b(**spec: Any) -> Pool:
     """A pool of one large and one small node, of which the large one will not have the job."""
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B))
-    pool.hello("b", gpus=2)
+    pool.register("b", gpus=2)
     pool.submit(request=replace(WHOLE, gpu_count=2), **spec)
     pool.says("b", AttemptState.REFUSED, ending=NO_ACCOUNT)
     pool.wait(1.0)
@@ -180,7 +180,7 @@ def test_who_waits_because_of_refusals_is_told_them_and_how_to_mend_them() -> No
 
 def test_who_waits_for_other_nodes_is_told_who_refused_too() -> None:
     pool = Pool("a", "b")
-    pool.beat("b", holdings=(held("b", 0),))
+    pool.heartbeat("b", holdings=(held("b", 0),))
     pool.submit(request=WHOLE)
     pool.says("a", AttemptState.REFUSED, ending=NO_ACCOUNT)
     pool.wait(1.0)

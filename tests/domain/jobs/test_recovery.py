@@ -39,12 +39,12 @@ def test_after_a_start_nothing_old_is_placed_before_all_have_reported() -> None:
     pool.submit("old", held=True)
     pool.do(m.JobHoldAsked(JobId("old"), ADA, held=False))
     pool = _with_queued(pool)
-    pool.hello("a")
+    pool.register("a")
     pool.is_now(Queued, "old")
     pool.submit("new")
     pool.is_now(Placing, "new")
     assert pool.state.missing() == ("b",)
-    pool.hello("b")
+    pool.register("b")
     pool.is_now(Placing, "old")
 
 
@@ -62,9 +62,9 @@ def test_a_silent_member_is_waited_for_only_a_minute_where_nothing_was_lost() ->
     pool.submit("old", held=True)
     pool = _with_queued(pool)
     pool.do(m.JobHoldAsked(JobId("old"), ADA, held=False))
-    pool.hello("a")
+    pool.register("a")
     pool.wait(RULES.settle_seconds - 1)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.is_now(Queued, "old")
     pool.wait(1)
     pool.is_now(Placing, "old")
@@ -78,9 +78,9 @@ def test_a_job_that_is_cancelled_while_nobody_knows_whether_it_runs_is_not_over_
     pool.do(m.CancelAsked(JobId("old"), ADA))
     pool.is_now(Cancelling, "old")
     spec = JobSpec(HALF, ADA, image="x")
-    pool.hello("a", pool.report("a", S.RUNNING, JobId("old"), attempt=3, revision=4, spec=spec))
+    pool.register("a", pool.report("a", S.RUNNING, JobId("old"), attempt=3, revision=4, spec=spec))
     assert [(node, str(order.key)) for node, order in pool.orders(CancelPart)] == [("a", "old/3")]
-    pool.hello("b")
+    pool.register("b")
     pool.is_now(Cancelling, "old")
     pool.says("a", S.ENDED, JobId("old"), ending=Ending(EndKind.CANCELLED))
     assert pool.ended("old") == Cancelled("ada@lab")
@@ -92,10 +92,10 @@ def test_a_restart_asks_about_an_order_that_was_never_answered() -> None:
     pool.submit()
     (node,) = pool.where()
     pool.begin_anew()
-    pool.hello(node)
+    pool.register(node)
     assert [(to, type(order)) for to, order in pool.orders()] == [(node, Query)]
     pool.says(node, S.REFUSED, ending=Ending(EndKind.LOST, "never seen"))
-    pool.hello("b" if node == "a" else "a")
+    pool.register("b" if node == "a" else "a")
     assert [str(order.key) for _, order in pool.orders(Place)] == ["j1/2"]
 
 
@@ -105,7 +105,7 @@ def test_orders_are_said_again_with_the_new_epoch() -> None:
     pool.running()
     pool.do(m.CancelAsked(J, ADA))
     pool.begin_anew(epoch=9)
-    pool.hello("a", pool.report("a", S.RUNNING))
+    pool.register("a", pool.report("a", S.RUNNING))
     assert [order.epoch for _, order in pool.orders(CancelPart)] == [9]
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_waits_for_one_that_may_still_be_told_of_is_not_refused_for_g
     after = (After(JobId("other"), AfterKind.OK),)
     with pytest.raises(Unavailable):
         pool.submit("late", after=after)
-    pool.hello("a")
+    pool.register("a")
     with pytest.raises(NotFound):
         pool.submit("late", after=after)
 
@@ -127,8 +127,8 @@ def test_a_job_kept_by_a_node_does_not_wait_for_somebody_elses() -> None:
     pool.running("j1")
     pool.begin_anew(epoch=2)
     pool.submit("j2", after=(After(JobId("j1"), AfterKind.ANY),), owner=BOB, old=True)
-    pool.hello("a", pool.report("a", S.RUNNING, JobId("j1")))
-    pool.hello("b")
+    pool.register("a", pool.report("a", S.RUNNING, JobId("j1")))
+    pool.register("b")
     pool.wait(1.0)
     assert not pool.job("j2").awaits
 
@@ -136,7 +136,7 @@ def test_a_job_kept_by_a_node_does_not_wait_for_somebody_elses() -> None:
 def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() -> None:
     """And every node is to hear of it before it counts as having reported."""
     pool = Pool("a", "b")
-    step = pool.hello("a", seen_epoch=7)
+    step = pool.register("a", seen_epoch=7)
     assert step.epoch == pool.state.epoch == 8
     assert pool.state.recovering_since == pool.now
     assert pool.state.missing() == ("a", "b")
@@ -147,11 +147,11 @@ def test_a_node_that_has_seen_a_higher_epoch_makes_us_recover_and_go_above_it() 
 def test_a_node_that_was_led_with_our_epoch_by_another_one_makes_us_recover_and_go_above_it() -> None:
     """An old copy counts on from an old epoch; who was led by us may come back as often as it likes."""
     pool = Pool("a", "b")
-    assert pool.hello("a", seen_epoch=1).epoch is None
+    assert pool.register("a", seen_epoch=1).epoch is None
     assert pool.state.settled
     pool.begin_anew(epoch=2)
-    assert pool.hello("b", seen_epoch=1).epoch is None
-    assert pool.hello("a", seen_epoch=2).epoch == 3
+    assert pool.register("b", seen_epoch=1).epoch is None
+    assert pool.register("a", seen_epoch=2).epoch == 3
     assert pool.state.recovering_since == pool.now
 
 
@@ -162,9 +162,9 @@ def test_an_old_copy_places_nothing_old_before_each_member_reported_or_was_waive
     pool = _with_queued(pool)
     pool.begin_anew(from_copy=True, epoch=3)
     pool.do(m.JobHoldAsked(JobId("old"), ADA, held=False))
-    pool.hello("a")
+    pool.register("a")
     pool.wait(1e6)
-    pool.hello("a")
+    pool.register("a")
     pool.is_now(Queued, "old")
     pool.do(m.NodeForgotten(B, ROOT, only_waive=True))
     pool.is_now(Placing, "old")
@@ -178,10 +178,10 @@ def test_a_recovery_lasts_a_while_for_members_that_are_not_remembered_either() -
     pool = _with_queued(pool)
     pool.begin_anew(from_copy=True, epoch=3)
     pool.do(m.JobHoldAsked(JobId("old"), ADA, held=False))
-    pool.hello("a")
+    pool.register("a")
     pool.is_now(Queued, "old")
     pool.wait(RULES.recover_seconds)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.is_now(Placing, "old")
 
 
@@ -190,7 +190,7 @@ def test_attempts_that_we_do_not_know_are_taken_over_with_their_jobs() -> None:
     spec = JobSpec(HALF, ADA, image="x")
     pool = Pool("a")
     pool.ask_all()
-    pool.hello("a", pool.report("a", S.RUNNING, attempt=4, revision=9, spec=spec))
+    pool.register("a", pool.report("a", S.RUNNING, attempt=4, revision=9, spec=spec))
     pool.is_now(Running)
     assert (pool.job().attempts, pool.where(), pool.job().project) == (4, ["a"], "ada")
     assert pool.submit().job == pool.job()
@@ -204,7 +204,7 @@ def test_a_job_that_is_over_is_learned_too_and_not_run_again() -> None:
     spec = JobSpec(HALF, ADA, image="x")
     pool = Pool("a")
     pool.ask_all()
-    pool.hello("a", pool.report("a", S.ENDED, revision=9, ending=exited(0), spec=spec))
+    pool.register("a", pool.report("a", S.ENDED, revision=9, ending=exited(0), spec=spec))
     pool.wait(RULES.recover_seconds)
     assert pool.ended() == Succeeded()
     assert pool.submit(old=True).job == pool.job()
@@ -214,23 +214,23 @@ def test_a_job_that_comes_again_after_a_loss_of_memory_gets_no_number_that_was_u
     """Its node has a tombstone for that one."""
     pool = Pool("a", "b")
     pool.begin_anew(from_copy=True, epoch=3)
-    pool.hello("a", pool.report("a", S.REFUSED, attempt=6, revision=9, ending=Ending(EndKind.LOST)))
+    pool.register("a", pool.report("a", S.REFUSED, attempt=6, revision=9, ending=Ending(EndKind.LOST)))
     pool.submit(old=True)
     pool.is_now(Queued)
-    pool.hello("b")
+    pool.register("b")
     pool.wait(RULES.recover_seconds)
-    pool.hello("a")
-    pool.hello("b")
+    pool.register("a")
+    pool.register("b")
     assert pool.job().attempts == 7
 
 
-def test_a_node_that_was_forgotten_and_says_hello_is_a_member_again() -> None:
+def test_a_node_that_was_forgotten_and_registers_is_a_member_again() -> None:
     """It is evidently not off."""
     pool = Pool("a")
     pool.do(m.NodeForgotten(A, ROOT))
     pool.submit()
     pool.is_now(Queued)
-    step = pool.hello("a")
+    step = pool.register("a")
     assert [one.forgotten_at for one in step.members] == [None]
     pool.is_now(Placing)
 
@@ -244,7 +244,7 @@ def test_what_is_known_of_a_node_is_said_in_a_word() -> None:
         words.append(presence(pool.state.members[A], pool.state, pool.now))
     pool.submit()
     pool.is_now(Queued)
-    pool.beat("a")
+    pool.heartbeat("a")
     pool.is_now(Placing)
     pool.do(m.NodeDrainAsked(A, ROOT, "fan"))
     words.append(presence(pool.state.members[A], pool.state, pool.now))

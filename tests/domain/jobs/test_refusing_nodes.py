@@ -27,8 +27,8 @@ FULL = Ending(EndKind.NO_ROOM, "others wait in the queue")
 def refuse(pool: Pool, seconds: float = 60.0, **before: Any) -> None:
     """After a while, in which the node says this of itself, it refuses the job that is for it."""
     pool.wait(seconds)
-    pool.beat(B)
-    pool.beat(A, **before)
+    pool.heartbeat(B)
+    pool.heartbeat(A, **before)
     assert isinstance(pool.job().state, Placing)
     pool.says(A, AttemptState.REFUSED, ending=FULL)
 
@@ -68,7 +68,7 @@ def test_once_its_own_queue_is_empty_it_is_as_good_as_others_at_once() -> None:
     before = pool.state
     assert where(pool) == B
     pool.state = before
-    pool.beat(A, waiting=0)
+    pool.heartbeat(A, waiting=0)
     assert notices_of(pool.state, pool.now) == []
     assert where(pool) == A
 
@@ -91,11 +91,11 @@ def test_who_says_only_with_the_refusal_that_others_wait_rests_like_any_other() 
     rests = []
     for _ in range(6):
         pool.wait(60.0)
-        pool.beat(B)
-        pool.beat(A, waiting=0)
+        pool.heartbeat(B)
+        pool.heartbeat(A, waiting=0)
         assert isinstance(pool.job().state, Placing)
         pool.wait(1.0)
-        pool.beat(A, waiting=1)
+        pool.heartbeat(A, waiting=1)
         pool.says(A, AttemptState.REFUSED, ending=FULL)
         rests.append(rest_seconds(pool))
     assert min(rests) >= RULES.rest_seconds
@@ -106,8 +106,8 @@ def test_who_refuses_by_policy_rests_longer_each_time_whatever_waits_there() -> 
     rests = []
     for number in range(3):
         pool.wait(60.0)
-        pool.beat(B)
-        pool.beat(A)
+        pool.heartbeat(B)
+        pool.heartbeat(A)
         pool.submit(f"j-{number}", target=A)
         no = Ending(EndKind.FAILED, "not for you")
         pool.says(A, AttemptState.REFUSED, JobId(f"j-{number}"), ending=no)
@@ -128,7 +128,7 @@ def answer_orders(pool: Pool, after: dict[str, Any]) -> bool:
             pool.says(B, AttemptState.ENDED, job, ending=exited(0))
             continue
         has_refused = True
-        pool.beat(A, **after)
+        pool.heartbeat(A, **after)
         pool.says(A, AttemptState.REFUSED, job, ending=FULL)
     return has_refused
 
@@ -138,7 +138,7 @@ def wait_hearing_b(pool: Pool, seconds: float) -> None:
     while seconds > 0:
         step = min(seconds, 1.0)
         pool.wait(step)
-        pool.beat(B)
+        pool.heartbeat(B)
         seconds -= step
 
 
@@ -154,7 +154,7 @@ def test_whatever_a_node_says_of_itself_it_holds_up_a_job_once_a_minute_at_most(
     pool, refused_at = Pool(A, B), list[float]()
     for number, (before, after, seconds) in enumerate(told):
         wait_hearing_b(pool, seconds)
-        pool.beat(A, **before)
+        pool.heartbeat(A, **before)
         if answer_orders(pool, after):
             refused_at.append(pool.now)
         wait_hearing_b(pool, 1.0)

@@ -37,7 +37,7 @@ def test_all_are_told_of_but_only_what_is_under_way_and_the_newest_that_is_over_
     assert 10 < len(with_spec) < SPEC_BYTES / len(BODY)
 
 
-def test_a_busy_month_is_a_hello_of_a_megabyte_or_so() -> None:
+def test_a_busy_month_is_a_registration_of_a_megabyte_or_so() -> None:
     log = restored([record(number) for number in range(MONTH_OF_JOBS)])
     assert sum(len(report_bytes(report)) for report in reports(log)) < 2 * SPEC_BYTES + 350 * MONTH_OF_JOBS
 

@@ -46,15 +46,15 @@ def _asking(*nodes: str) -> Pool:
 def _settle(pool: Pool) -> None:
     """Until what was told of may be placed, with all nodes there to take it."""
     pool.wait(RULES.recover_seconds)
-    pool.beat("a")
-    pool.beat("b")
+    pool.heartbeat("a")
+    pool.heartbeat("b")
 
 
 def test_a_job_that_a_node_invents_for_a_user_of_others_runs_on_no_other_node() -> None:
     """Or whoever is root on one node could run anything as anybody on all of them."""
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B))
-    pool.hello("b")
+    pool.register("b")
     pool.ask_all()
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.is_now(Running, FORGED)
@@ -63,14 +63,14 @@ def test_a_job_that_a_node_invents_for_a_user_of_others_runs_on_no_other_node() 
     _settle(pool)
     pool.is_now(Queued, FORGED)
     pool.do(m.NodeDrainAsked(B, ADA, None))
-    pool.beat("b")
+    pool.heartbeat("b")
     assert pool.where(FORGED) == ["b"]
 
 
 def test_a_job_that_a_node_tells_of_for_its_own_users_goes_on_where_there_is_room() -> None:
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B, realms=("b", "lab")))
-    pool.hello("b")
+    pool.register("b")
     pool.ask_all()
     _tell(pool, B, AttemptState.RUNNING, 1)
     pool.do(m.NodeDrainAsked(B, ADA, "repair"))
@@ -97,11 +97,11 @@ def test_a_job_of_a_stranger_is_over_when_the_only_node_that_told_of_it_is_forgo
     _tell(pool, B, AttemptState.RUNNING, 1)
     if when == "recovering":
         pool.begin_anew(from_copy=True, epoch=9)
-        pool.hello("a")
+        pool.register("a")
         pool.do(m.NodeForgotten(B, ADA))
         assert not pool.state.settled
         pool.wait(RULES.recover_seconds)
-        pool.beat("a")
+        pool.heartbeat("a")
     else:
         _settle(pool)
         pool.do(m.NodeForgotten(B, ADA))
@@ -155,10 +155,10 @@ def test_who_guesses_an_id_takes_over_no_job_in_a_recovery() -> None:
     pool.submit(held=True)
     pool.begin_anew(from_copy=True, epoch=9)
     other = pool.report("b", AttemptState.RUNNING, attempt=3, revision=1, spec=replace(SPEC, image="y"))
-    pool.hello("b", other)
+    pool.register("b", other)
     pool.is_now(Queued)
     same = replace(other, key=AttemptKey(J, 4), spec=pool.job().spec)
-    pool.hello("b", same)
+    pool.register("b", same)
     assert pool.where() == ["b"]
 
 
@@ -176,7 +176,7 @@ def test_a_gang_that_only_a_stranger_told_of_ends_instead_of_waiting_for_ever() 
 def test_a_new_job_is_not_silently_answered_with_the_end_that_only_a_stranger_told_of() -> None:
     """A node that was given the job once could make the next of the same request disappear."""
     pool = _asking("a", "b")
-    pool.hello("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=SPEC))
+    pool.register("b", pool.report("b", AttemptState.ENDED, FORGED, revision=1, ending=exited(0), spec=SPEC))
     pool.wait(RULES.recover_seconds)
     with pytest.raises(StateConflict, match="only node b tells that this job, forged, is over"):
         pool.submit(FORGED)
@@ -186,7 +186,7 @@ def test_no_node_makes_more_jobs_known_than_a_pool_may_have() -> None:
     """Each of them takes memory, and a place in the store."""
     pool = Pool("a", "b", rules=replace(RULES, max_queued=3))
     pool.ask_all()
-    pool.hello("b", *_invented(9))
+    pool.register("b", *_invented(9))
     assert len(pool.state.jobs) == 3
 
 
@@ -202,8 +202,8 @@ def test_a_settled_pool_learns_no_jobs_from_a_node_and_has_them_ended_there() ->
     """Whose users' they ever are: each attempt is in the store before its node hears of it."""
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B, realms=("b", "lab")))
-    pool.hello("b")
-    pool.hello("b", *_invented(3))
+    pool.register("b")
+    pool.register("b", *_invented(3))
     assert not pool.state.jobs
     assert sorted(str(order.key) for _, order in pool.orders(CancelPart)) == ["f1/1", "f2/1", "f3/1"]
 
@@ -212,7 +212,7 @@ def test_a_node_that_has_just_joined_is_believed_no_more_than_others() -> None:
     """Before a recovery it cannot have been given anything."""
     pool = Pool("a")
     pool.do(m.NodeEnrolled(B))
-    pool.hello("b", *_invented(1))
+    pool.register("b", *_invented(1))
     assert not pool.state.jobs
 
 
@@ -222,13 +222,15 @@ def test_what_a_pool_learns_from_one_node_is_bounded_not_for_the_others(more: di
     rules = replace(RULES, max_reported_jobs_per_node=3, max_reported_bytes_per_node=3500)
     pool = Pool("a", "b", rules=rules)
     pool.ask_all()
-    pool.hello("b", *_invented(9, **more))
+    pool.register("b", *_invented(9, **more))
     assert len(pool.state.jobs) == 3
     _tell(pool, A, AttemptState.RUNNING, 1)
     assert FORGED in pool.state.jobs
     for name in list(pool.state.jobs):
         pool.do(m.AttemptReported(B, Report(AttemptKey(name, 1), AttemptState.ENDED, 99, ending=exited(0))))
-    pool.hello("b", *[replace(one, key=AttemptKey(JobId(f"g{n}"), 1)) for n, one in enumerate(_invented(3))])
+    pool.register(
+        "b", *[replace(one, key=AttemptKey(JobId(f"g{n}"), 1)) for n, one in enumerate(_invented(3))]
+    )
     assert not any(name.startswith("g") for name in pool.state.jobs)
 
 
@@ -236,18 +238,18 @@ def test_the_numbers_that_a_node_tells_of_jobs_that_are_not_known_are_bounded() 
     """They take memory, too, and none is needed once all have reported."""
     pool = Pool("a", "b", rules=replace(RULES, max_numbers_per_node=3))
     over = [replace(one, spec=None, state=AttemptState.ENDED, ending=exited(0)) for one in _invented(9)]
-    pool.hello("b", *over)
+    pool.register("b", *over)
     assert not pool.state.numbers
     pool.ask_all()
-    pool.hello("b", *over)
-    pool.hello("b", *over)
+    pool.register("b", *over)
+    pool.register("b", *over)
     assert len(pool.state.numbers) == 3
 
 
 def test_a_node_that_comes_back_after_a_loss_of_memory_is_believed_whole() -> None:
     """With all that runs on it, for whomever."""
     pool = _asking("a", "b")
-    pool.hello("b", *_invented(500, body="{" + 4000 * " " + "}"))
+    pool.register("b", *_invented(500, body="{" + 4000 * " " + "}"))
     assert len(pool.state.jobs) == 500
     _settle(pool)
     assert all(isinstance(job.state, Running) for job in pool.state.jobs.values())

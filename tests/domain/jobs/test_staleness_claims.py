@@ -30,11 +30,11 @@ def _recovered(*nodes: str) -> Pool:
     pool.begin_anew(from_copy=True, epoch=9)
     pool.state.revision = 50
     for node in nodes:
-        pool.hello(node, seen_epoch=8, seen_revision=900)
+        pool.register(node, seen_epoch=8, seen_revision=900)
     pool.do(m.NodeForgotten(B, ROOT, only_waive=True))
     pool.wait(RULES.recover_seconds)
     for node in nodes:
-        pool.beat(node)
+        pool.heartbeat(node)
     assert pool.state.recovering_since is None
     return pool
 
@@ -43,7 +43,7 @@ def test_a_node_without_which_a_recovery_went_on_starts_no_other_one_when_it_com
     """All that it has seen of the lost memory is known to be lost; what it has is taken."""
     pool = _recovered("a")
     pool.submit("other")
-    step = pool.hello(
+    step = pool.register(
         "b", pool.report("b", S.RUNNING, attempt=3, revision=7, spec=SPEC), seen_epoch=8, seen_revision=900
     )
     assert (pool.state.recovering_since, step.epoch) == (None, None)
@@ -55,22 +55,22 @@ def test_that_holds_over_a_restart_of_the_coordinator() -> None:
     pool = _recovered("a")
     pool.begin_anew(epoch=10)
     pool.state.revision = 60
-    pool.hello("a")
-    pool.hello("b", seen_epoch=8, seen_revision=900)
+    pool.register("a")
+    pool.register("b", seen_epoch=8, seen_revision=900)
     assert pool.state.recovering_since is None
 
 
 def test_it_is_led_again_also_where_it_has_seen_a_higher_epoch() -> None:
     """Which needs a higher one of ours, but nobody else's report."""
     pool = _recovered("a")
-    assert pool.hello("b", seen_epoch=40).epoch == 41
+    assert pool.register("b", seen_epoch=40).epoch == 41
     assert pool.state.recovering_since is None
 
 
 def test_what_it_has_of_a_job_that_waits_again_is_taken_over() -> None:
     pool = _recovered("a")
     pool.submit(held=True)
-    pool.hello("b", pool.report("b", S.RUNNING, attempt=3, revision=7, spec=SPEC), seen_epoch=8)
+    pool.register("b", pool.report("b", S.RUNNING, attempt=3, revision=7, spec=SPEC), seen_epoch=8)
     assert (pool.is_now(Running).attempt, pool.where()) == (3, ["b"])
 
 
@@ -78,12 +78,12 @@ def test_what_it_has_of_a_job_that_runs_elsewhere_is_ended_and_its_number_never_
     """Its record of that attempt would be its answer to the order."""
     pool = _recovered("a")
     assert pool.running() == "a"
-    pool.hello("b", pool.report("b", S.RUNNING, attempt=2, revision=7, spec=SPEC), seen_epoch=8)
+    pool.register("b", pool.report("b", S.RUNNING, attempt=2, revision=7, spec=SPEC), seen_epoch=8)
     assert [(to, str(order.key)) for to, order in pool.orders(CancelPart)] == [("b", "j1/2")]
     assert (pool.is_now(Running).attempt, pool.where()) == (1, ["a"])
     pool.do(m.NodeDrainAsked(A, ROOT, "fan"))
     pool.says("a", S.ENDED, attempt=1, ending=Ending(EndKind.LOST))
-    pool.beat("b")
+    pool.heartbeat("b")
     assert (pool.is_now(Placing).attempt, pool.where()) == (3, ["b"])
 
 
@@ -100,19 +100,19 @@ def test_a_node_makes_the_pool_recover_once_in_a_life_of_its_coordinator(epoch: 
     """Else whoever has one node could keep all the others waiting for ever."""
     pool = Pool("a", "b")
     pool.state.revision = 50
-    pool.hello("b", seen_epoch=epoch, seen_revision=revision)
+    pool.register("b", seen_epoch=epoch, seen_revision=revision)
     assert pool.state.recovering_since == pool.now
-    pool.hello("a")
-    pool.hello("b")
+    pool.register("a")
+    pool.register("b")
     pool.wait(RULES.recover_seconds)
     assert pool.state.recovering_since is None
     before = pool.state
     if revision:
-        pool.hello("b", seen_epoch=pool.state.epoch, seen_revision=1900)
+        pool.register("b", seen_epoch=pool.state.epoch, seen_revision=1900)
         assert pool.state.members[B].connected
     else:
         with pytest.raises(ClaimRefused, match="node b says again") as refused:
-            pool.hello("b", seen_epoch=90)
+            pool.register("b", seen_epoch=90)
         assert "pool revoke --node b" in refused.value.hint
     assert (pool.state.recovering_since, pool.state.epoch) == (None, before.epoch)
 
@@ -134,7 +134,7 @@ def test_no_node_takes_a_job_of_others_that_waits() -> None:
     pool.says("b", S.RUNNING, attempt=1, revision=50)
     pool.is_now(Queued)
     assert [to for to, _ in pool.orders(CancelPart)] == ["b"]
-    pool.hello("a", pool.report("a", S.RUNNING, attempt=2, revision=50, spec=pool.job().spec))
+    pool.register("a", pool.report("a", S.RUNNING, attempt=2, revision=50, spec=pool.job().spec))
     pool.is_now(Queued)
     assert [to for to, _ in pool.orders(CancelPart)] == ["a"]
 
@@ -143,8 +143,8 @@ def test_in_a_recovery_of_several_that_tell_of_a_job_the_highest_attempt_goes_on
     """The others are ended; the story says who told."""
     pool = Pool("a", "b")
     pool.begin_anew(from_copy=True, epoch=9)
-    pool.hello("a", pool.report("a", S.RUNNING, attempt=1, revision=4, spec=SPEC))
-    pool.hello("b", pool.report("b", S.RUNNING, attempt=2, revision=4, spec=SPEC))
+    pool.register("a", pool.report("a", S.RUNNING, attempt=1, revision=4, spec=SPEC))
+    pool.register("b", pool.report("b", S.RUNNING, attempt=2, revision=4, spec=SPEC))
     assert (pool.is_now(Running).attempt, pool.where()) == (2, ["b"])
     assert [(to, str(order.key)) for to, order in pool.orders(CancelPart)] == [("a", "j1/1")]
     assert (pool.job().told_by, pool.job().spec.target) == (B, B)

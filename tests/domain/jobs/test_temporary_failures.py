@@ -28,7 +28,7 @@ def wait(pool: Pool, seconds: float) -> None:
     """Nodes go on to be heard."""
     pool.now += seconds
     for node in list(pool.state.members):
-        pool.beat(node)
+        pool.heartbeat(node)
     pool.wait()
 
 

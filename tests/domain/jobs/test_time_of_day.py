@@ -65,7 +65,7 @@ def test_one_whose_time_has_come_waits_again_when_the_clock_is_set_back() -> Non
     pool.says("a", AttemptState.ENDED, JobId("other"), ending=exited(0))
     pool.is_now(Queued)
     pool.wait(HOUR)
-    pool.hello("a")
+    pool.register("a")
     pool.is_now(Placing)
 
 
@@ -114,8 +114,8 @@ def test_a_coordinator_that_starts_again_knows_how_far_the_clock_is_ahead() -> N
     pool.begin_anew(ahead_seconds=-HOUR)
     for hours in (0, 1):
         pool.now = START + hours * HOUR + 100.0
-        pool.hello("a")
+        pool.register("a")
         pool.is_now(Queued)
     pool.wait(HOUR)
-    pool.hello("a")
+    pool.register("a")
     pool.is_now(Placing)

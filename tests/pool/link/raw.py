@@ -31,7 +31,7 @@ async def answer(call: Call) -> link_pb2.Down:
 async def first_answer(
     coordinator: Coordinator, credentials: Credentials, hello: link_pb2.Hello
 ) -> link_pb2.Down:
-    """What a hello is answered with."""
+    """What a registration is answered with."""
     async with stream(coordinator, credentials) as call:
         await call.write(link_pb2.Up(hello=hello))
         return await answer(call)

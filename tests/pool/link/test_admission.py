@@ -70,7 +70,7 @@ async def test_a_certificate_that_another_authority_signed_opens_nothing(
 
 
 async def test_a_node_that_lies_about_its_name_is_refused(coordinator: Coordinator) -> None:
-    """What counts is the certificate, and a hello that says something else is a mistake or worse."""
+    """What counts is the certificate, and a registration that says something else is a mistake or worse."""
     coordinator.enrol("other")
     node = Node(coordinator.enrol(N1), lambda: coordinator.address, name="other", retry=PATIENT)
     refusal = await refusal_of(node)
@@ -170,14 +170,14 @@ async def test_what_no_machine_can_have_is_refused_with_a_sentence(
     assert coordinator.machine.events == []
 
 
-async def test_a_link_that_does_not_begin_with_a_hello_is_refused(coordinator: Coordinator) -> None:
+async def test_a_link_that_does_not_begin_with_a_registration_is_refused(coordinator: Coordinator) -> None:
     async with stream(coordinator, coordinator.enrol(N1)) as call:
         await call.write(link_pb2.Up(beat=link_pb2.Beat(seq=1)))
         assert "not a registration" in (await answer(call)).refuse.message
 
 
 @pytest.mark.parametrize("more", [-1, bounds.MAX_HELLO_REPORTS + 1])
-async def test_a_hello_without_end_is_refused(coordinator: Coordinator, more: int) -> None:
+async def test_a_registration_without_end_is_refused(coordinator: Coordinator, more: int) -> None:
     hello = link_pb2.Hello(node=N1, inventory=b'{"gpus":[]}', free=b"{}", more_reports=more)
     refuse = (await first_answer(coordinator, coordinator.enrol(N1), hello)).refuse
     assert "as a number of reports cannot be" in refuse.message
@@ -215,7 +215,7 @@ async def test_two_reports_of_one_attempt_are_handed_on_in_their_order(coordinat
     assert [event.report.revision for event in reported] == [1, 2, 2, 1]  # type: ignore[union-attr]
 
 
-async def test_a_refusal_is_heard_while_a_long_hello_is_being_said(coordinator: Coordinator) -> None:
+async def test_a_refusal_is_heard_while_a_long_registration_is_sent(coordinator: Coordinator) -> None:
     """The coordinator does not read what follows, and the node must still learn why."""
     node = Node(enlist(coordinator.trust, N1), lambda: coordinator.address, retry=PATIENT)
     spec_of_some_size = spec(name="n" * 1000)

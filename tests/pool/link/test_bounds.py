@@ -127,7 +127,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_one_node_cannot_spoil_what_everybody_is_shown(coordinator: Coordinator, lie: str) -> None:
-    """Neither by its hello nor by a beat; the other node of the pool is connected as before."""
+    """Neither by its registration nor by a heartbeat; the other node of the pool is connected as before."""
     inventory, free = LIES[lie]
     hello = link_pb2.Hello(
         node="n1",

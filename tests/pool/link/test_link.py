@@ -48,22 +48,26 @@ def member_of(coordinator: Coordinator, name: str = N1, **options: Timing) -> No
     return Node(coordinator.enrol(name), lambda: coordinator.address, **options)  # type: ignore[arg-type]
 
 
-async def hello_of(machine: Machine, times: int = 1) -> m.NodeRegistered:
-    hello = await machine.heard(is_a(m.NodeRegistered), times)
-    assert isinstance(hello, m.NodeRegistered)
-    return hello
+async def registration_of(machine: Machine, times: int = 1) -> m.NodeRegistered:
+    registration = await machine.heard(is_a(m.NodeRegistered), times)
+    assert isinstance(registration, m.NodeRegistered)
+    return registration
 
 
 # --- what is said --------------------------------------------------------------------------------------
 
 
-async def test_a_node_says_hello_takes_an_order_and_reports(coordinator: Coordinator) -> None:
+async def test_a_node_registers_takes_an_order_and_reports(coordinator: Coordinator) -> None:
     """What an idle pool's first job does."""
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
-        hello = await hello_of(coordinator.machine)
-        assert (hello.node, hello.inventory, hello.reports) == (N1, node.facts.inventory(), ())
+        registration = await registration_of(coordinator.machine)
+        assert (registration.node, registration.inventory, registration.reports) == (
+            N1,
+            node.facts.inventory(),
+            (),
+        )
         coordinator.link.perform(m.Send(node.name, place()))
         reported = await coordinator.machine.heard(is_a(m.AttemptReported))
         assert reported == m.AttemptReported(node.name, node.order_handler.report(KEY))  # type: ignore[arg-type]
@@ -157,19 +161,21 @@ async def test_a_beat_that_the_machine_did_not_take_is_no_contact(coordinator: C
         assert node.order_handler.seen.at > late >= before
 
 
-async def test_a_hello_that_is_longer_than_a_message_comes_in_several(coordinator: Coordinator) -> None:
+async def test_a_registration_that_is_longer_than_a_message_comes_in_several(
+    coordinator: Coordinator,
+) -> None:
     """A node with months of attempts behind it."""
     node = member_of(coordinator)
     keys = [AttemptKey(JobId(f"{number:010}"), 1) for number in range(1500)]
     for key in keys:
         await node.order_handler.take(place(key=key))
     async with node.running():
-        hello = await hello_of(coordinator.machine)
-    assert [report.key for report in hello.reports] == keys
-    assert all(report.spec == spec() for report in hello.reports)
+        registration = await registration_of(coordinator.machine)
+    assert [report.key for report in registration.reports] == keys
+    assert all(report.spec == spec() for report in registration.reports)
 
 
-async def test_a_node_is_told_of_its_drain_at_once_and_at_each_hello(coordinator: Coordinator) -> None:
+async def test_a_node_is_told_of_its_drain_at_once_and_at_each_registration(coordinator: Coordinator) -> None:
     """By whom, and why."""
     node = member_of(coordinator)
     members = coordinator.machine.state.members
@@ -296,7 +302,7 @@ async def test_an_order_that_the_node_cannot_write_down_is_not_answered(coordina
 # --- lost links ----------------------------------------------------------------------------------------
 
 
-async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordinator) -> None:
+async def test_after_a_cut_the_next_registration_tells_all_attempts(coordinator: Coordinator) -> None:
     """What was reported into the cut too."""
     async with Proxy(coordinator.port).running() as proxy:
         node = Node(coordinator.enrol(N1), lambda: proxy.address)
@@ -310,13 +316,13 @@ async def test_after_a_cut_the_next_hello_tells_all_attempts(coordinator: Coordi
             node.order_handler.change(KEY, AttemptState.RUNNING)
             node.link.report(KEY)
             proxy.refuses = False
-            hello = await hello_of(coordinator.machine, times=2)
+            registration = await registration_of(coordinator.machine, times=2)
             await node.connected()
-    assert [(report.key, report.state) for report in hello.reports] == [(KEY, AttemptState.RUNNING)]
-    assert hello.seen_epoch == 1
+    assert [(report.key, report.state) for report in registration.reports] == [(KEY, AttemptState.RUNNING)]
+    assert registration.seen_epoch == 1
 
 
-async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_hello(
+async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_registration(
     coordinator: Coordinator,
 ) -> None:
     """A coordinator that does not remember the order learns of it there, and places nothing beside it."""
@@ -333,8 +339,8 @@ async def test_what_was_ordered_before_a_cut_is_decided_before_the_next_hello(
                 async with asyncio.timeout(0.5):
                     await coordinator.machine.heard(is_a(m.NodeRegistered), times=2)
             node.order_handler.may_write.set()
-            hello = await hello_of(coordinator.machine, times=2)
-    assert [report.key for report in hello.reports] == [KEY]
+            registration = await registration_of(coordinator.machine, times=2)
+    assert [report.key for report in registration.reports] == [KEY]
 
 
 async def test_nothing_is_left_of_links_that_were_lost(
@@ -412,17 +418,17 @@ async def test_a_node_that_is_slow_to_read_holds_up_nobody(coordinator: Coordina
 async def test_a_node_that_does_not_read_at_all_loses_its_stream_before_memory_is_lost(
     coordinator: Coordinator,
 ) -> None:
-    """Its next hello makes good what it was not told."""
+    """Its next registration makes good what it was not told."""
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
         for number in range(MAX_WAITING + 1):
             coordinator.link.send_order(node.name, place(key=AttemptKey(KEY.job, number + 1)))
-        await hello_of(coordinator.machine, times=2)
+        await registration_of(coordinator.machine, times=2)
 
 
 async def test_fifty_nodes_come_back_after_the_coordinator_does(tmp_path: Path) -> None:
-    """Each with one hello that is welcomed, and with the epoch that it had seen."""
+    """Each with one registration that is welcomed, and with the epoch that it had seen."""
     coordinator = Coordinator(tmp_path / "pool")
     coordinator.beat_seconds = 1.0
     async with AsyncExitStack() as stack:
@@ -438,7 +444,11 @@ async def test_fifty_nodes_come_back_after_the_coordinator_does(tmp_path: Path) 
         async with coordinator.serving():
             for node in nodes:
                 await node.connected()
-            hellos = [event for event in coordinator.machine.events if isinstance(event, m.NodeRegistered)]
-    assert sorted(hello.node for hello in hellos[50:]) == sorted(node.name for node in nodes)
-    assert {hello.seen_epoch for hello in hellos[50:]} == {1}
+            registrations = [
+                event for event in coordinator.machine.events if isinstance(event, m.NodeRegistered)
+            ]
+    assert sorted(registration.node for registration in registrations[50:]) == sorted(
+        node.name for node in nodes
+    )
+    assert {registration.seen_epoch for registration in registrations[50:]} == {1}
     assert {node.order_handler.seen.epoch for node in nodes} == {2}

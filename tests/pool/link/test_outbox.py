@@ -57,7 +57,9 @@ async def test_a_node_cannot_speak_for_users_of_others(coordinator: Coordinator)
     assert coordinator.machine.count(m.JobSubmitted) == 0
 
 
-async def test_what_waits_in_the_outbox_is_sent_again_after_each_hello(coordinator: Coordinator) -> None:
+async def test_what_waits_in_the_outbox_is_sent_again_after_each_registration(
+    coordinator: Coordinator,
+) -> None:
     """As old: a coordinator that lost its memory may have started it before."""
     async with Proxy(coordinator.port).running() as proxy:
         node = Node(coordinator.enrol(N1), lambda: proxy.address)
@@ -158,7 +160,7 @@ async def test_a_job_with_a_name_that_is_none_is_refused(coordinator: Coordinato
 
 
 async def test_a_node_that_trusts_too_little_is_told_once_whom_to_trust(coordinator: Coordinator) -> None:
-    """It says what it has after each hello; where it cannot take over the new, that is not said for ever."""
+    """It says what it has after each registration; where it cannot take over the new, that is not said for ever."""
     node = node_of(coordinator)
     told: list[link_pb2.NewTrust] = []
 

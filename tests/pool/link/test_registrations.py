@@ -1,4 +1,4 @@
-"""How much, how long and how often a node may say hello."""
+"""How much, how long and how often a node may register."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reports(count: int) -> Iterator[link_pb2.Up]:
     return (link_pb2.Up(report=REPORT) for _ in range(count))
 
 
-async def test_a_hello_of_more_than_its_bound_is_refused(new_coordinator: Coordinator) -> None:
+async def test_a_registration_of_more_than_its_bound_is_refused(new_coordinator: Coordinator) -> None:
     bounded(new_coordinator, replace(BOUNDS, most_bytes=1000))
     async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
         await call.write(hello(N1, more=100))
@@ -66,7 +66,7 @@ async def test_a_hello_of_more_than_its_bound_is_refused(new_coordinator: Coordi
     assert new_coordinator.machine.events == []
 
 
-async def test_who_says_hello_again_and_again_has_to_wait(new_coordinator: Coordinator) -> None:
+async def test_who_registers_again_and_again_has_to_wait(new_coordinator: Coordinator) -> None:
     bounded(new_coordinator, replace(BOUNDS, burst=2, per_second=0.001))
     async with new_coordinator.serving():
         mine, other = new_coordinator.enrol(N1), new_coordinator.enrol(N2)
@@ -77,7 +77,7 @@ async def test_who_says_hello_again_and_again_has_to_wait(new_coordinator: Coord
         assert (await first_answer(new_coordinator, other, hello(N2).hello)).HasField("welcome")
 
 
-async def test_a_node_says_few_hellos_at_a_time(new_coordinator: Coordinator) -> None:
+async def test_a_node_sends_few_registrations_at_a_time(new_coordinator: Coordinator) -> None:
     """An older one may be half-open; more than that is a flood."""
     bounded(new_coordinator, replace(BOUNDS, at_once=1))
     async with new_coordinator.serving():
@@ -112,7 +112,7 @@ async def test_a_node_sends_one_long_registration_at_a_time(new_coordinator: Coo
             assert (await answer(first)).HasField("welcome")
 
 
-async def test_a_long_hello_waits_until_the_one_before_is_taken(new_coordinator: Coordinator) -> None:
+async def test_a_long_registration_waits_until_the_one_before_is_taken(new_coordinator: Coordinator) -> None:
     bounded(new_coordinator, BOUNDS)
     async with new_coordinator.serving():
         mine, other = new_coordinator.enrol(N1), new_coordinator.enrol(N2)
@@ -133,7 +133,7 @@ async def test_a_long_hello_waits_until_the_one_before_is_taken(new_coordinator:
     assert heard == [N1, N2]
 
 
-async def test_a_hello_that_never_ends_is_given_up(new_coordinator: Coordinator) -> None:
+async def test_a_registration_that_never_ends_is_given_up(new_coordinator: Coordinator) -> None:
     bounded(new_coordinator, replace(BOUNDS, whole=0.2))
     async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
         await call.write(hello(N1, more=50))
@@ -154,7 +154,7 @@ async def test_who_says_too_often_that_it_has_seen_more_is_shown_as_a_trouble_un
         assert troubles.all() == ()
 
 
-async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_there(
+async def test_of_what_a_registration_tells_of_its_jobs_no_more_is_kept_than_can_be_there(
     new_coordinator: Coordinator,
 ) -> None:
     """The rest is read, and what it says of attempts counts."""
@@ -173,7 +173,7 @@ async def test_of_what_a_hello_tells_of_its_jobs_no_more_is_kept_than_can_be_the
 
 
 def test_a_report_s_texts_are_cut_where_it_is_read() -> None:
-    """They are kept until all of a hello is there."""
+    """They are kept until all of a registration is there."""
     ending = Ending(EndKind.FAILED, "x" * 100_000, hint="y" * 100_000)
     report = Report(AttemptKey(JobId("0123456789"), 1), AttemptState.ENDED, 1, ending=ending)
     read = codec.read_report(codec.report_bytes(report)).ending

@@ -294,7 +294,7 @@ async def test_a_job_that_ends_while_the_link_is_cut_is_over_when_it_is_back(
 
 
 async def test_an_order_that_was_lost_on_its_way_is_said_again(world: World, machine: Machine) -> None:
-    """Everything that goes down is swallowed when the job is placed; the next hello settles it."""
+    """Everything that goes down is swallowed when the job is placed; the next registration settles it."""
     async with Proxy(world.nodes_port).running() as proxy, AsyncExitStack() as stack:
         machine.coordinator = proxy.address
         link = await linked(machine, stack)
@@ -351,7 +351,7 @@ async def test_a_coordinator_that_was_away_finds_its_jobs_where_they_are(
         assert machine.order_handler.newest_contact(POOL).epoch == world.coordinator.loop.state.epoch
 
 
-async def test_once_one_node_knows_a_higher_epoch_all_say_hello_again(
+async def test_once_one_node_knows_a_higher_epoch_all_register_again(
     world: World, machine: Machine, tmp_path: Path
 ) -> None:
     """Else the others would be taken for asked, though they may still take orders of the epochs between."""
