@@ -42,8 +42,12 @@ class CoordinatorProcess:
         return f"127.0.0.1:{self.ports[0]}"
 
     @property
+    def socket(self) -> Path:
+        return self.directory / "r/gpushared-pool.sock"
+
+    @property
     def admin(self) -> PoolClient:
-        return PoolClient(str(self.directory / "r/gpushared-pool.sock"))
+        return PoolClient(str(self.socket))
 
     @property
     def anchors_file(self) -> Path:
@@ -113,7 +117,7 @@ runtime_dir = "{self.directory}/r"
 
     def gpushare(self, *words: str) -> str:
         """What an administrator's command prints."""
-        environ = {**os.environ, "GPUSHARE_POOL_SOCKET": str(self.directory / "r/gpushared-pool.sock")}
+        environ = {**os.environ, "GPUSHARE_POOL_SOCKET": str(self.socket)}
         done = subprocess.run([GPUSHARE, *words], env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

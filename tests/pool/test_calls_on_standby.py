@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -36,6 +33,7 @@ from gpushared.ports.job_store import Contents
 from gpushared.storage.audit.audit_file import SqliteAudit
 from gpushared.storage.history import SqliteHistory
 from gpushared.testing import ManualClock, SharedMemoryStore, StoreWorld
+from tests.pool import json_calls
 from tests.pool.pools import job_id, spec
 from tests.pool.ready import ReadyNotifier
 from tests.pool.standbys import leading
@@ -127,8 +125,8 @@ async def test_the_calls_in_json_are_decided_in_the_same_way(coordinator: Served
     calls = list(coordinator.daemon._json.calls)
     assert len(calls) > len(ANSWERED_BY_ALL)
     for path in calls:
-        body, age = await asyncio.to_thread(post, coordinator, path)
-        name = path.rpartition(".")[2]
+        name = path.removeprefix("gpushare.v1.")
+        body, age = await asyncio.to_thread(post, coordinator, name)
         if name.startswith(OWN_PAGE):
             assert body.get("code") != "unavailable", (path, body)
         elif name in ANSWERED_BY_ALL:
@@ -141,17 +139,9 @@ async def test_the_calls_in_json_are_decided_in_the_same_way(coordinator: Served
             )
 
 
-def post(coordinator: ServedCoordinator, path: str) -> tuple[dict[str, Any], str]:
-    connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(SECONDS)
-    try:
-        connection.sock.connect(str(Path(coordinator.daemon._config.coordinator.runtime_dir) / SOCKET_NAME))
-        connection.request("POST", f"/{path}", "{}", {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return json.loads(answer.read()), answer.getheader("Gpushare-Age-Seconds", "")
-    finally:
-        connection.close()
+def post(coordinator: ServedCoordinator, call: str) -> tuple[dict[str, Any], str]:
+    runtime = coordinator.daemon._config.coordinator.runtime_dir
+    return json_calls.post(Path(runtime) / SOCKET_NAME, call)
 
 
 async def test_an_answer_says_how_old_it_is_and_who_leads(coordinator: ServedCoordinator) -> None:
@@ -179,7 +169,7 @@ async def test_a_leader_s_answer_has_no_age(tmp_path: Path) -> None:
         call = jobs_pb2_grpc.JobsStub(coordinator.local).List(jobs_pb2.ListJobsRequest())
         await call
         assert AGE_METADATA not in dict(await call.trailing_metadata())
-        _, age = await asyncio.to_thread(post, coordinator, "gpushare.v1.Jobs/List")
+        _, age = await asyncio.to_thread(post, coordinator, "Jobs/List")
         assert age == ""
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +25,8 @@ from gpushared.pool.trust.trust import CA_FOLDER
 from tests.disks import disk, fill
 from tests.node import fork_server
 from tests.node.daemon import make_directory
+from tests.pool import json_calls
+from tests.pool.json_calls import BUSYBOX, RefusedError
 from tests.pool.processes import GPUSHARED_POOL, CoordinatorProcess
 
 PROGRAM = Path(__file__).with_name("dying_coordinator.py")
@@ -36,10 +35,6 @@ SECONDS = 30
 
 class GoneError(Exception):
     """The coordinator did not answer: it is dead."""
-
-
-class RefusedError(Exception):
-    """The coordinator said no, and why."""
 
 
 class Daemon:
@@ -53,30 +48,13 @@ class Daemon:
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
         """Raises GoneError, RefusedError."""
-        connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
         try:
-            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.sock.settimeout(SECONDS)
-            connection.sock.connect(str(self.socket))
-            connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
+            return json_calls.call(self.socket, call, **fields)[0]
         except (OSError, http.client.HTTPException) as error:
             raise GoneError from error
-        finally:
-            connection.close()
-        if "code" in answer:
-            raise RefusedError(f"{answer['message']}; {answer['details']}")
-        return answer
 
     def submit(self, request_id: str) -> str:
-        answer = self.call(
-            "Jobs/Submit",
-            request_id=request_id,
-            lease={"gpu": "0.1"},
-            image="busybox",
-            create_body=base64.b64encode(b'{"Image": "busybox"}').decode(),
-            pool=True,
-        )
+        answer = self.call("Jobs/Submit", request_id=request_id, **BUSYBOX)
         (job,) = answer["job_ids"]
         return str(job)
 

@@ -79,7 +79,7 @@ def test_a_coordinator_answers_on_its_socket_and_on_tcp(process: tuple[Coordinat
     made, port = process
     local = http.client.HTTPConnection("coordinator")
     local.sock = socket.socket(socket.AF_UNIX)
-    local.sock.connect(str(made.directory / "r/gpushared-pool.sock"))
+    local.sock.connect(str(made.socket))
     wait_until(lambda: _serves(port), "the port serves")
     remote = http.client.HTTPConnection("127.0.0.1", port)
     for connection in (local, remote):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +10,8 @@ import pytest
 from tests.bed.parts import BUSYBOX_IMAGE
 from tests.node.daemon import DaemonProcess, make_directory, wait_until
 from tests.node.test_notifications import Hook
+from tests.pool import json_calls
+from tests.pool.json_calls import BUSYBOX
 from tests.pool.processes import CoordinatorProcess
 
 
@@ -35,21 +33,12 @@ def process(hook: Hook) -> Iterator[CoordinatorProcess]:
 
 
 def call(process: CoordinatorProcess, name: str, **fields: Any) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("coordinator")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(str(process.directory / "r/gpushared-pool.sock"))
-    connection.request("POST", f"/gpushare.v1.{name}", json.dumps(fields))
-    answer: dict[str, Any] = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
+    return json_calls.post(process.socket, name, **fields)[0]
 
 
 def submit(process: CoordinatorProcess, *notify: str, array: str = "") -> dict[str, Any]:
-    body = base64.b64encode(b'{"Image": "busybox"}').decode()
     lease = {"gpu": "0.1", "notify": list(notify)}
-    return call(
-        process, "Jobs/Submit", lease=lease, image="busybox", create_body=body, pool=True, array=array
-    )
+    return call(process, "Jobs/Submit", **BUSYBOX | {"lease": lease, "array": array})
 
 
 def test_the_end_of_a_job_is_told_to_its_targets_and_the_site_once(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import secrets
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,14 +16,12 @@ from gpushared.client.pipeline import Pool as PoolOfPrograms
 from gpushared.domain.model.errors import PermissionRefused
 from tests.bed.etcd import EtcdCluster
 from tests.node.daemon import make_directory
+from tests.pool import json_calls
+from tests.pool.json_calls import BUSYBOX, RefusedError
 from tests.pool.processes import CoordinatorProcess
 
 SECONDS = 60
 NAMES = ("c1", "c2", "c3")
-
-
-class RefusedError(Exception):
-    """The coordinator said no, and why."""
 
 
 class Coordinator(CoordinatorProcess):
@@ -35,29 +29,10 @@ class Coordinator(CoordinatorProcess):
 
     def call(self, call: str, **fields: Any) -> tuple[dict[str, Any], str]:
         """The answer, and how old it is as its header says. Raises RefusedError."""
-        connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(SECONDS)
-        try:
-            connection.sock.connect(str(self.directory / "r/gpushared-pool.sock"))
-            connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        finally:
-            connection.close()
-        if "code" in answer:
-            raise RefusedError(answer["message"])
-        return answer, response.getheader("Gpushare-Age-Seconds", "")
+        return json_calls.call(self.socket, call, **fields)
 
     def submit(self, request_id: str) -> str:
-        answer, _ = self.call(
-            "Jobs/Submit",
-            request_id=request_id,
-            lease={"gpu": "0.1"},
-            image="busybox",
-            create_body=base64.b64encode(b'{"Image": "busybox"}').decode(),
-            pool=True,
-        )
+        answer, _ = self.call("Jobs/Submit", request_id=request_id, **BUSYBOX)
         return str(answer["job_ids"][0])
 
     def jobs(self) -> dict[str, str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import http.client
 import json
 import os
 import re
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +19,8 @@ import pytest
 from tests.bed.etcd import EtcdCluster
 from tests.node import fork_server
 from tests.node.daemon import make_directory
+from tests.pool import json_calls
+from tests.pool.json_calls import BUSYBOX
 from tests.pool.processes import GPUSHARED_POOL, CoordinatorProcess
 
 SECONDS = 60
@@ -42,28 +41,10 @@ class Pool:
         (self.process.directory / "pool.toml").write_text(self.process._config())
 
     def call(self, call: str, **fields: Any) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("coordinator", timeout=SECONDS)
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(SECONDS)
-        try:
-            connection.sock.connect(str(self.process.directory / "r/gpushared-pool.sock"))
-            connection.request("POST", f"/gpushare.v1.{call}", json.dumps(fields))
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-        assert "code" not in answer, answer
-        return answer
+        return json_calls.call(self.process.socket, call, **fields)[0]
 
     def submit(self, request_id: str) -> str:
-        answer = self.call(
-            "Jobs/Submit",
-            request_id=request_id,
-            lease={"gpu": "0.1"},
-            image="busybox",
-            create_body=base64.b64encode(b'{"Image": "busybox"}').decode(),
-            pool=True,
-        )
-        return str(answer["job_ids"][0])
+        return str(self.call("Jobs/Submit", request_id=request_id, **BUSYBOX)["job_ids"][0])
 
     def jobs(self) -> set[str]:
         return {job["id"] for job in self.call("Jobs/List", ended=True, all=True, limit=1000)["jobs"]}

@@ -68,7 +68,7 @@ NEWER_OUTCOMES: tuple[Outcome, ...] = (
     Preempted("l-2 of bob, because it is guaranteed", requeue=True),
     Idle(7200.5),
 )
-STANDING = ProjectAccounts(
+ACCOUNTS = ProjectAccounts(
     usage=(("bob", 472_224, 1), ("vision", 472_222, 3_600_000_000), ("vision", 472_223, 9_000_000_000_000)),
     turns={"bob": 1.25, "vision": 1_700_000_000.5},
     projects={
@@ -208,7 +208,7 @@ async def make(path: Path) -> None:
     leases = tuple(full_lease(number, state) for number, state in enumerate(states, start=1))
     entries = tuple((lease.id, entry) for lease in leases for entry in lease.story)
     journal = SqliteJournal(path)
-    change = AccountsChange(STANDING.usage, STANDING.turns, STANDING.projects)
+    change = AccountsChange(ACCOUNTS.usage, ACCOUNTS.turns, ACCOUNTS.projects)
     write = JournalWrite(leases, entries, 50, DRAINED, change, ATTEMPTS, CONTACTS, spans=SPANS)
     await journal.commit([write])
     await journal.close()

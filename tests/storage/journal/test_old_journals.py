@@ -24,13 +24,13 @@ from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.storage.journal import SqliteJournal, journal_file
 from tests.storage.journal.make_journal import (
+    ACCOUNTS,
     ATTEMPTS,
     CONTACTS,
     DRAINED,
     GRANTS,
     NEWER_STATES,
     SPANS,
-    STANDING,
     full_lease,
 )
 
@@ -121,7 +121,7 @@ async def test_projects_stand_as_they_did(old: Path) -> None:
     journal = SqliteJournal(old)
     accounts = (await journal.load()).accounts
     await journal.close()
-    assert accounts == (STANDING if version_of(old) >= GIVING_WAY else ProjectAccounts())
+    assert accounts == (ACCOUNTS if version_of(old) >= GIVING_WAY else ProjectAccounts())
 
 
 async def test_attempts_and_coordinators_are_as_they_were(old: Path) -> None:
