@@ -227,12 +227,14 @@ class ChaosRun:
 
     async def _story(self, node: str, lease: str) -> list[str]:
         try:
-            told = await asyncio.to_thread(self._machines.call, node, "Leases/Explain", {"lease_id": lease})
+            explanation = await asyncio.to_thread(
+                self._machines.call, node, "Leases/Explain", {"lease_id": lease}
+            )
         except GpushareError as error:
             return [str(error)]
-        return [f"{entry['at']:.1f} {entry['state']} {entry['text']}" for entry in told.get("story", [])][
-            -12:
-        ]
+        return [
+            f"{entry['at']:.1f} {entry['state']} {entry['text']}" for entry in explanation.get("story", [])
+        ][-12:]
 
     # --- what may not be left
 

@@ -161,9 +161,9 @@ def test_an_option_that_is_nearly_one_of_ours_is_guessed(
 ) -> None:
     """After docker's own message, which knows nothing of our options."""
     assert refused(program, [typed, "1", "busybox"]) == 125
-    said = capfd.readouterr().err
-    assert said.endswith(f"gpushare: {MEANT[typed]}\n") is bool(MEANT[typed])
-    assert ("did you mean" in said) is bool(MEANT[typed])
+    output = capfd.readouterr().err
+    assert output.endswith(f"gpushare: {MEANT[typed]}\n") is bool(MEANT[typed])
+    assert ("did you mean" in output) is bool(MEANT[typed])
     with pytest.raises(RequestError) as submitted:
         capture(program, [typed, "1", "busybox"], "1.41")
     assert (submitted.value.hint == MEANT[typed]) is bool(MEANT[typed])

@@ -24,9 +24,9 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "older").write_text("older")
     (folder / LAUNCHER).symlink_to(folder / "older")
     words = [sys.executable, "-c", INSTALL, "install", "--prefix", str(folder)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    assert f"replaced {folder / LAUNCHER}" in said
-    assert [line for line in said if line.endswith("gpushare.fish")] == [
+    output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert f"replaced {folder / LAUNCHER}" in output
+    assert [line for line in output if line.endswith("gpushare.fish")] == [
         f"wrote {folder / COMPLETIONS['fish']}"
     ]
     return folder

@@ -101,8 +101,8 @@ def test_a_command_that_began_while_the_daemon_was_away_goes_on_when_it_is_back(
     assert process.stderr is not None
     assert process.stderr.readline() == "gpushare: the daemon is away; trying again for 30 s\n"
     standin.listen()
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (command.code, "")
+    _, output = process.communicate(timeout=60)
+    assert (process.returncode, output) == (command.code, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words[0])

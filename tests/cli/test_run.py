@@ -492,8 +492,8 @@ def test_a_restarted_daemon_is_waited_for(gpushare: Gpushare, standin: StandIn) 
     standin.go_away()
     held.set()
     assert process.stderr is not None
-    said = process.stderr.readline() + process.stderr.readline()
-    assert "the daemon is away; trying again for 30 s" in said
+    output = process.stderr.readline() + process.stderr.readline()
+    assert "the daemon is away; trying again for 30 s" in output
     standin.answers["Leases/Wait"] = ok(RESERVED)
     standin.listen()
     process.communicate(timeout=60)

@@ -345,7 +345,7 @@ async def test_a_warning_names_the_line_of_the_program_that_submits(tmp_path: Pa
         return message
 
     address, request = f"unix://{tmp_path}/socket", JobRequest("busybox")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with Pool(address) as plain:
             plain._stubs = dict.fromkeys(plain._stubs, cast("Any", NotingStub(lambda message: message)))
@@ -355,7 +355,7 @@ async def test_a_warning_names_the_line_of_the_program_that_submits(tmp_path: Pa
             twin._stubs = dict.fromkeys(twin._stubs, cast("Any", NotingStub(answered)))
             await twin.submit(request)
             await twin.submit_array(request, "0-1")
-    assert [(one.category, one.filename) for one in told] == [(JobWarning, __file__)] * 4
+    assert [(one.category, one.filename) for one in caught] == [(JobWarning, __file__)] * 4
 
 
 def public(kind: type) -> set[str]:

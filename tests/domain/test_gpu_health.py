@@ -113,8 +113,8 @@ class Node:
 
     def why_waits(self, lease: LeaseId) -> tuple[str, str]:
         (decision,) = [one for one in decisions(self.state, self.now) if one.lease == lease]
-        told = waiting(decision, self.state, 1, self.now)
-        return told.reason, told.text
+        reason = waiting(decision, self.state, 1, self.now)
+        return reason.reason, reason.text
 
 
 def box(lease: LeaseId) -> ContainerId:

@@ -311,10 +311,10 @@ def why_it_waits(node: Node) -> Waiting:
 
 def test_who_waits_for_a_lease_that_can_be_paused_is_told_the_rule_and_the_time() -> None:
     node, victim, _ = installed(no_checkpoint="")
-    told = why_it_waits(node)
+    reason = why_it_waits(node)
     by = node.state.rules
-    assert told.start_to == NOW + by.policy.patience_seconds / 4 + by.preempt_notice_seconds
-    assert told.text.endswith(
+    assert reason.start_to == NOW + by.policy.patience_seconds / 4 + by.preempt_notice_seconds
+    assert reason.text.endswith(
         f"; {victim.id} of alice gives way then, because others hold more than their share, and lose nothing "
         "by waiting"
     )
@@ -322,8 +322,8 @@ def test_who_waits_for_a_lease_that_can_be_paused_is_told_the_rule_and_the_time(
 
 def test_who_waits_for_a_lease_that_would_lose_its_work_is_told_so_and_what_an_admin_may_do() -> None:
     node, holder, waits = installed(no_checkpoint="none here")
-    told = why_it_waits(node)
-    assert (told.start_to, "1 lease has no time limit" in told.text) == (None, True)
+    reason = why_it_waits(node)
+    assert (reason.start_to, "1 lease has no time limit" in reason.text) == (None, True)
     assert node.told(waits) == (
         f"{holder.id} of alice has no time limit and would lose its work by giving way; an administrator may "
         "set `time_limit_seconds` of a class, or let leases give way with `preemption`"

@@ -154,10 +154,10 @@ def test_an_order_runs_a_container_as_its_owner_and_ends_as_that_does(node: Node
     ended = node.until(place.key, AttemptState.ENDED)
     assert ended.ending is not None
     assert (ended.ending.kind, ended.ending.exit_code) == (EndKind.EXITED, 3)
-    said = node.logs(place.key.job).splitlines()
-    assert said[0] == str(USER.pw_uid)
+    output = node.logs(place.key.job).splitlines()
+    assert output[0] == str(USER.pw_uid)
     told = {f"GPUSHARE_JOB_ID={place.key.job}", "GPUSHARE_ATTEMPT=1", "GPUSHARE_ARRAY_ID=a1"}
-    assert told | {"GPUSHARE_ARRAY_INDEX=7"} <= set(said)
+    assert told | {"GPUSHARE_ARRAY_INDEX=7"} <= set(output)
     lease = node.daemon.lease(str(ended.lease))
     assert (lease["owner"], lease["outcome"]["kind"]) == ("games", "finished")
 

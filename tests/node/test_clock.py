@@ -79,8 +79,10 @@ def seen(daemon: DaemonProcess, lease: Json) -> bool:
 
 
 def lease_file(daemon: DaemonProcess, lease: Json) -> Json:
-    told: Json = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json"))
-    return told
+    lease_file: Json = json.loads(
+        daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json")
+    )
+    return lease_file
 
 
 def hold(daemon: DaemonProcess) -> Json:

@@ -83,9 +83,9 @@ def up(daemon: DaemonProcess, folder: Path, uid: int, **needs: object) -> Json:
         extra_groups=[],
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    said: Json = json.loads(done.stdout.splitlines()[-1])
-    assert said["outcome"] == "success", done.stderr
-    return said
+    output: Json = json.loads(done.stdout.splitlines()[-1])
+    assert output["outcome"] == "success", done.stderr
+    return output
 
 
 OPTIONAL = {"hostRequirements": {"gpu": "optional"}}

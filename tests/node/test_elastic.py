@@ -50,8 +50,8 @@ def test_a_range_starts_small_where_there_is_little(daemon: DaemonProcess) -> No
     (grant,) = lease["grants"]
     assert env["GPUSHARE_MEMORY_BYTES"] == grant["memory_bytes"]
     assert round(int(env["GPUSHARE_MEMORY_BYTES_MIN"]) / GIB) == 20
-    told = json.loads(daemon.check("exec", container, "cat", "/run/gpushare/lease.json"))["gpus"][0]
-    assert [told[f"compute_{end}percent"] for end in ("min_", "", "max_")] == [25, 40, 100]
+    lease_file = json.loads(daemon.check("exec", container, "cat", "/run/gpushare/lease.json"))["gpus"][0]
+    assert [lease_file[f"compute_{end}percent"] for end in ("min_", "", "max_")] == [25, 40, 100]
     granted = re.compile(r"granted on GPU \d: 31.5 GiB and 0.4 of the compute")
     assert any(map(granted.search, daemon.story(lease["id"])))
 

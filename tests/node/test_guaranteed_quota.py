@@ -85,9 +85,9 @@ def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str,
     daemon.check("rm", "--force", container, uid=BOB)
     daemon.wait_lease(lease["id"], "active")
     assert runs(daemon, lease) == runs_then
-    told = daemon.story(lease["id"])
-    assert any(f"gives way to {build['id']}" in line and "guaranteed" in line for line in told)
-    assert any("there is room for it again" in line for line in told)
+    story = daemon.story(lease["id"])
+    assert any(f"gives way to {build['id']}" in line and "guaranteed" in line for line in story)
+    assert any("there is room for it again" in line for line in story)
 
 
 def test_training_is_taken_off_its_gpu_for_a_guaranteed_build_and_goes_on_where_it_was(

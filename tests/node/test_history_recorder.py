@@ -215,9 +215,9 @@ async def test_a_damaged_history_is_said_in_one_sentence_and_a_new_one_begins_wi
     async with a_node() as node:
         async with recording(node, path) as recorder:
             assert not await recorder._try_to_write()
-            said = node.troubles.of("history")
-            assert "is damaged" in said
-            assert "move it away" in said
+            troubles = node.troubles.of("history")
+            assert "is damaged" in troubles
+            assert "move it away" in troubles
             with pytest.raises(HistoryUnavailable):
                 await recorder.flush()
         path.unlink()

@@ -75,9 +75,9 @@ def test_an_idle_lease_is_told_then_lowered_then_suspended_and_comes_back_on_dem
     daemon = started(new_daemon, docker_engine, SUSPEND)
     lease = hold(daemon, notice_signal="USR1")
     daemon.wait_lease(lease["id"], "suspended")
-    told = daemon.story(lease["id"])
+    story = daemon.story(lease["id"])
     steps = ["told: no work on its GPUs", "gives way to others from now on", "gpushare resume"]
-    places = [next(at for at, line in enumerate(told) if step in line) for step in steps]
+    places = [next(at for at, line in enumerate(story) if step in line) for step in steps]
     assert places == sorted(places)
     assert daemon.free_permille() == [1000]
     work(daemon, 50)
@@ -92,8 +92,8 @@ def test_where_nothing_can_be_suspended_it_is_ended_with_what_it_was_idle_for(
 ) -> None:
     daemon = started(new_daemon, docker_engine, {**SUSPEND, "GPUSHARED_GPUS__CHECKPOINTS": "off"})
     lease = hold(daemon)
-    told = wait_notice(daemon, lease)
-    assert told["ends_at"] > 0
+    notice = wait_notice(daemon, lease)
+    assert notice["ends_at"] > 0
     ended = daemon.wait_lease(lease["id"], "ended")
     assert ended["outcome"]["kind"] == "idle"
     assert ended["outcome"]["text"].startswith("it did nothing on its GPUs for ")
@@ -105,8 +105,8 @@ def test_without_an_action_it_reads_of_it_and_gets_no_signal(
 ) -> None:
     daemon = started(new_daemon, docker_engine, SOON)
     lease = hold(daemon, notice_signal="USR1")
-    told = wait_notice(daemon, lease)
-    assert (told["kind"], told["ends_at"]) == ("idle", 0.0)
+    notice = wait_notice(daemon, lease)
+    assert (notice["kind"], notice["ends_at"]) == ("idle", 0.0)
     wait_until(lambda: daemon.lease(lease["id"])["lowered"], "it is lowered")
     read = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/notice.json"))
     assert (read["kind"], read["ends_at"]) == ("idle", None)

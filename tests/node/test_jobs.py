@@ -387,8 +387,8 @@ def test_each_attempt_s_output_is_had_while_the_next_one_waits_and_after(
     done = wait_job(daemon, name)
     assert done["state"] == "succeeded"
     assert 0 < done["started_at"] <= done["ended_at"] <= time.time()
-    said = [daemon.gpushare("logs", *words, name).stdout for words in ([], ["--attempt", "1"])]
-    assert said == ["2\n", "1\n"]
+    output = [daemon.gpushare("logs", *words, name).stdout for words in ([], ["--attempt", "1"])]
+    assert output == ["2\n", "1\n"]
     none = daemon.gpushare("logs", "--attempt", "9", name)
     assert (none.returncode, "no attempt 9 that ran" in none.stderr) == (125, True)
     (row,) = daemon.gpushare("jobs", "--ended", "-o", "columns=ran", "--no-headers").stdout.split()
@@ -538,8 +538,11 @@ def test_an_array_runs_so_many_at_once_and_does_so_after_a_restart(daemon: Daemo
     for name in (first, second):
         wait_job(daemon, name, "running")
     daemon.restart()
-    told = daemon.call("Jobs/Explain", {"job_id": third})
-    assert (told["reason_code"], told["sentence"]) == ("array_limit", "its array runs 2 at a time")
+    explanation = daemon.call("Jobs/Explain", {"job_id": third})
+    assert (explanation["reason_code"], explanation["sentence"]) == (
+        "array_limit",
+        "its array runs 2 at a time",
+    )
     assert [job(daemon, name)["state"] for name in names] == ["running", "running", "queued", "queued"]
     daemon.call("Jobs/Cancel", {"job_id": first, "grace_seconds": 0})
     wait_job(daemon, third, "running")

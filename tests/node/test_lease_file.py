@@ -26,14 +26,17 @@ def daemon(new_daemon: NewDaemon, request: pytest.FixtureRequest) -> DaemonProce
 
 def test_a_container_can_read_its_lease_whoever_it_runs_as(daemon: DaemonProcess) -> None:
     lease = daemon.hold("0.25", "--user", "1234:1234")
-    told = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json"))
+    lease_file = json.loads(daemon.check("exec", lease["container_id"], "cat", "/run/gpushare/lease.json"))
     (grant,) = daemon.lease(lease["id"])["grants"]
-    assert (told["lease"], told["memory_wall"]) == (lease["id"], daemon.lease(lease["id"])["memory_wall"])
-    assert (told["gpus"][0]["uuid"], told["gpus"][0]["memory_bytes"]) == (
+    assert (lease_file["lease"], lease_file["memory_wall"]) == (
+        lease["id"],
+        daemon.lease(lease["id"])["memory_wall"],
+    )
+    assert (lease_file["gpus"][0]["uuid"], lease_file["gpus"][0]["memory_bytes"]) == (
         grant["gpu_uuid"],
         int(grant["memory_bytes"]),
     )
-    assert told["simulated"] is True
+    assert lease_file["simulated"] is True
 
 
 def test_a_container_started_again_reads_its_new_lease(daemon: DaemonProcess) -> None:

@@ -105,8 +105,8 @@ def test_what_a_kill_of_the_daemon_left_untold_is_told_once_by_the_next(
     hook.open()
     for lease in leases:
         wait_until(partial(hook.was_told, lease, "granted"), f"{lease} is told", 60)
-    told = Counter((one["lease"], one["kind"]) for one in hook.got)
-    assert max(told.values()) == 1
+    received = Counter((one["lease"], one["kind"]) for one in hook.got)
+    assert max(received.values()) == 1
 
 
 def test_a_receiver_that_is_away_or_hangs_delays_no_lease(new_daemon: NewDaemon, hook: Hook) -> None:

@@ -60,9 +60,9 @@ def test_a_lease_that_gives_way_where_there_is_room_comes_back_at_once(node: Dae
     for _ in range(3):
         node.call("Leases/Preempt", {"lease_id": lease["id"]})
         node.wait_lease(lease["id"], "active")
-    told = node.story(lease["id"])
-    assert told.count("it goes on where it was") == 3
-    assert not any("it takes long" in line for line in told)
+    story = node.story(lease["id"])
+    assert story.count("it goes on where it was") == 3
+    assert not any("it takes long" in line for line in story)
 
 
 def test_a_stop_waits_for_no_checkpoint(node: DaemonProcess) -> None:

@@ -95,10 +95,10 @@ def test_the_machine_s_memory_holds_a_lease_back_and_it_says_so(daemon: DaemonPr
         wait_until(lambda: len(daemon.leases()) == 2, "the second waits")
         (second,) = (one for one in daemon.leases().values() if one["id"] != first["id"])
         assert (second["waiting"]["reason"], second["host_cpu_milli"]) == ("host_resources", "500")
-        told = story_of(daemon, "why", second["id"])
-        assert "of the host's memory" in told
-        assert "(host_resources)" in told
-        assert "0.5 CPUs" in told
+        story = story_of(daemon, "why", second["id"])
+        assert "of the host's memory" in story
+        assert "(host_resources)" in story
+        assert "0.5 CPUs" in story
         daemon.request("0.25")  # who says nothing of the machine is not held back
         daemon.check("rm", "-f", holder)
         assert run.wait(60) == 0

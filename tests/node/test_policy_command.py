@@ -90,8 +90,8 @@ def explain(daemon: DaemonProcess, body: dict[str, Any], *, uid: int = ALICE, ve
 
 
 def test_a_caller_who_is_not_trusted_is_judged_without_asking_for_it(daemon: DaemonProcess) -> None:
-    said = explain(daemon, {"Image": "x", "HostConfig": {"Privileged": True}})
-    assert (said["judged"], said["passes"]) == (True, False)
+    explanation = explain(daemon, {"Image": "x", "HostConfig": {"Privileged": True}})
+    assert (explanation["judged"], explanation["passes"]) == (True, False)
     trusted = explain(daemon, {"Image": "x", "HostConfig": {"Privileged": True}}, uid=0)
     assert (trusted["judged"], trusted["passes"]) == (False, True)
 

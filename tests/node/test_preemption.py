@@ -62,8 +62,8 @@ def stop_and_requeue(daemon: DaemonProcess) -> None:
     daemon.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
     daemon.wait_lease(lease["id"], "active")
     assert runs(daemon, lease) == 2
-    told = daemon.story(lease["id"])
-    assert any("told that it ends" in line and "starts again when there is room" in line for line in told)
+    story = daemon.story(lease["id"])
+    assert any("told that it ends" in line and "starts again when there is room" in line for line in story)
 
 
 NO_CHECKPOINTS = {**SOON, "GPUSHARED_GPUS__CHECKPOINTS": "off"}

@@ -143,10 +143,10 @@ def test_a_preset_brings_its_project_and_priority(node: DaemonProcess) -> None:
 
 
 def test_the_shell_sets_shows_and_unsets_projects(node: DaemonProcess) -> None:
-    told = node.gpushare_says(
+    output = node.gpushare_says(
         "project", "set", "audio", "--guaranteed", "0.5", "--limit", "1.5", "--user", "alice"
     )
-    assert "  quota    guaranteed 0.5, limit 1.5; holds 0\n" in told
+    assert "  quota    guaranteed 0.5, limit 1.5; holds 0\n" in output
     model = node.call("Gpus/List")["gpus"][0]["name"]
     node.gpushare_says("project", "set", "audio", "--model", model, "--fixed", "0.25")
     table = node.gpushare_says("project", "ls", "--no-headers").splitlines()

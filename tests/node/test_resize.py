@@ -168,8 +168,8 @@ def test_with_cdi_and_mps_each_part_takes_effect_when_the_answer_says(cdi_daemon
     assert answer["effects"][4] == "walls now: watchdog for memory, none for compute"
     env = env_of(daemon.check("exec", container, "env"))
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
-    told = json.loads(daemon.check("exec", container, "cat", "/run/gpushare/lease.json"))
-    assert told["gpus"][0]["compute_percent"] == 25
+    lease_file = json.loads(daemon.check("exec", container, "cat", "/run/gpushare/lease.json"))
+    assert lease_file["gpus"][0]["compute_percent"] == 25
     daemon.check("restart", container)
     daemon.wait_lease(lease["id"], "active")
     own = Path(f"/proc/{daemon.pid_of(container)}/environ").read_text().replace("\0", "\n")
@@ -235,7 +235,7 @@ def test_a_separate_lease_is_resized_with_its_own_control_daemon(
 
 def test_the_command_prints_what_holds_when(daemon: DaemonProcess) -> None:
     lease = daemon.hold("0.25", "--name", name())
-    said = daemon.gpushare_says("resize", lease["container_name"], "--gpu-compute", "50%")
-    first, second, *_ = said.splitlines()
+    output = daemon.gpushare_says("resize", lease["container_name"], "--gpu-compute", "50%")
+    first, second, *_ = output.splitlines()
     assert first == f"{lease['id']}: 0.25 with 50% compute"
     assert second == "  booked now: 19.7 GiB and 50% of the compute on GPU 0"

@@ -207,8 +207,8 @@ def looked_at(daemon: DaemonProcess, leases: Leases, log: int) -> None:
     ]
 
     def all_looked_at() -> bool:
-        told = daemon.text()[log:]
-        return all(f"looked container={each} " in told for each in running)
+        text = daemon.text()[log:]
+        return all(f"looked container={each} " in text for each in running)
 
     wait_until(all_looked_at, "every container has been looked at")
 

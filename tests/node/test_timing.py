@@ -53,9 +53,9 @@ def test_a_program_reads_of_its_end_when_the_signal_comes_and_ends_by_itself(dae
     container = daemon.run_container("--label", f"gpushare.lease={lease['id']}", command=("sh", "-c", NOTE))
     ended = daemon.wait_lease(lease["id"], "ended")
     assert (ended["outcome"]["kind"], ended["outcome"]["exit_code"]) == ("finished", 0)
-    told = json.loads(daemon.check("logs", container))
-    assert (told["schema"], told["kind"]) == ("gpushare.notice/1", "expires")
-    assert told["ends_at"] == pytest.approx(ended["expires_at"])
+    document = json.loads(daemon.check("logs", container))
+    assert (document["schema"], document["kind"]) == ("gpushare.notice/1", "expires")
+    assert document["ends_at"] == pytest.approx(ended["expires_at"])
 
 
 def test_an_extension_takes_the_notice_back(daemon: DaemonProcess) -> None:

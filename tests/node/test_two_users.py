@@ -112,8 +112,10 @@ def test_the_docker_cli_of_another_finds_no_such_container(daemon: DaemonProcess
     pid = daemon.pid_of(alices["container_id"])
     for touch, more in TOUCHES.items():
         done = daemon.docker(*touch.split(), alices["container_id"], *more, uid=BOB)
-        told = done.stderr.lower()
-        assert "no such" in told or "not served" in told or "trusted" in told, f"docker {touch}: {told}"
+        output = done.stderr.lower()
+        assert "no such" in output or "not served" in output or "trusted" in output, (
+            f"docker {touch}: {output}"
+        )
         # `docker rm --force` takes it for a success that there is no such container.
         assert done.returncode != 0 or touch == "rm --force", f"docker {touch}: {done.stdout}"
     assert daemon.check("ps", "--all", "--quiet", uid=BOB) == ""
@@ -134,8 +136,8 @@ def test_the_trusted_manage_everything(daemon: DaemonProcess, alices: Json) -> N
     daemon.call("Leases/Stop", {"lease_id": alices["id"], "grace_seconds": 0})
     outcome = daemon.wait_lease(alices["id"], "ended")["outcome"]
     assert (outcome["kind"], outcome["text"]) == ("stopped", "stopped by root")
-    told = daemon.call("Leases/Explain", {"lease_id": alices["id"]}, uid=BOB)["lease"]["outcome"]
-    assert (told["kind"], told["text"]) == ("stopped", "it was stopped")
+    outcome = daemon.call("Leases/Explain", {"lease_id": alices["id"]}, uid=BOB)["lease"]["outcome"]
+    assert (outcome["kind"], outcome["text"]) == ("stopped", "it was stopped")
 
 
 def test_only_the_trusted_play_the_driver(daemon: DaemonProcess) -> None:
@@ -166,8 +168,8 @@ def test_a_container_knows_its_user_and_is_left_alone_by_the_look_after_its_star
     """The file with the name lies in the state directory, of which containers see nothing else."""
     plain = daemon.run_container(uid=ALICE)
     for container in (plain, alices["container_id"]):
-        said = daemon.check("exec", container, "sh", "-c", "whoami; touch ~/x && echo $HOME", uid=ALICE)
-        assert said.split() == [str(ALICE), f"/home/{ALICE}"]
+        output = daemon.check("exec", container, "sh", "-c", "whoami; touch ~/x && echo $HOME", uid=ALICE)
+        assert output.split() == [str(ALICE), f"/home/{ALICE}"]
     daemon.restart()
     time.sleep(LOOKED_AFTER_SECONDS)
     assert daemon.check("ps", "-q", "--no-trunc", uid=ALICE).split() == [plain, alices["container_id"]]

@@ -155,10 +155,10 @@ def test_who_does_not_wait_is_refused_at_once_with_place_and_time(node: DaemonPr
     node.request("1", time="1h")
     error = refusal(lambda: run(node, max_wait="0s"))
     assert status_of(error) == TOO_MANY
-    said = str(error.explanation)
-    assert said.startswith("there is no room now: position 1 of 1 in the queue, start by ")
-    assert "needs 1 whole GPU; 0 of 1 are free (root holds " in said
-    assert said.endswith(f"(the label {MAX_WAIT} says how long it waits)")
+    explanation = str(error.explanation)
+    assert explanation.startswith("there is no room now: position 1 of 1 in the queue, start by ")
+    assert "needs 1 whole GPU; 0 of 1 are free (root holds " in explanation
+    assert explanation.endswith(f"(the label {MAX_WAIT} says how long it waits)")
     assert queued(node) == []
 
 
@@ -187,9 +187,9 @@ def test_who_waits_for_a_while_is_refused_after_it(node: DaemonProcess) -> None:
     node.request("1")
     error = refusal(lambda: run(node, max_wait="1s"))
     assert status_of(error) == TOO_MANY
-    said = str(error.explanation)
-    assert said.startswith("there was no room in 1s: position 1 of 1 in the queue, start by ")
-    assert "needs 1 whole GPU" in said
+    explanation = str(error.explanation)
+    assert explanation.startswith("there was no room in 1s: position 1 of 1 in the queue, start by ")
+    assert "needs 1 whole GPU" in explanation
     wait_until(lambda: not queued(node), "its request has left the queue")
 
 
@@ -252,8 +252,8 @@ def test_a_start_does_not_wait_for_a_lease_that_gave_way_longer_than_its_label_s
     daemon.call("Leases/Preempt", {"lease_id": lease["id"]})
     daemon.wait_lease(lease["id"], "requeued")
     client = sdk.DockerClient(f"unix://{daemon.socket}")
-    said = str(refusal(client.containers.get(container).start).explanation)
-    assert said.startswith("there is no room now: position 1 of 1 in the queue, start by ")
+    explanation = str(refusal(client.containers.get(container).start).explanation)
+    assert explanation.startswith("there is no room now: position 1 of 1 in the queue, start by ")
     assert daemon.lease(lease["id"])["state"] == "requeued"
     client.close()
 

@@ -340,8 +340,8 @@ def test_a_driver_that_does_not_answer_makes_the_watchdog_blind_and_it_says_sinc
         machine.hang = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
     def troubles() -> list[str]:
-        told: list[str] = node.daemon.call("Gpus/List")["troubles"]
-        return told
+        troubles: list[str] = node.daemon.call("Gpus/List")["troubles"]
+        return troubles
 
     wait_until(troubles, "the watchdog says that it is blind")
     assert "the use of GPU memory is not seen since" in troubles()[0]
@@ -421,7 +421,7 @@ def test_the_command_line_tells_the_whole_of_it(node: Node) -> None:
     box = name()
     lease = node.run("--name", box, command=work(f"{FREE} hold 40g &"))
     node.daemon.wait_lease(lease["id"], "ended")
-    told = subprocess.run(
+    output = subprocess.run(
         [parts.ROOT / ".venv/bin/gpushare", "why", lease["id"]],
         env={"GPUSHARE_HOST": f"unix://{node.daemon.socket}", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -429,7 +429,7 @@ def test_the_command_line_tells_the_whole_of_it(node: Node) -> None:
         timeout=60,
         check=True,
     ).stdout
-    assert "over_limit" in told
-    assert "uses 40 GiB of its 19.8 GiB on GPU 0" in told
+    assert "over_limit" in output
+    assert "uses 40 GiB of its 19.8 GiB on GPU 0" in output
     shown = json.loads(parts.docker(node.daemon.engine, "inspect", lease["container_id"]).stdout)
     assert shown[0]["State"]["Status"] == "exited"

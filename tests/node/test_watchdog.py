@@ -62,10 +62,10 @@ def test_who_watches_such_a_container_reads_why_it_was_ended(daemon: DaemonProce
     command, pipe = ["docker", "run", *options, "sleep", "1000"], subprocess.PIPE
     with subprocess.Popen(command, env=env, text=True, stdout=pipe, stderr=pipe) as watched:
         use_in(daemon, daemon.wait_lease(lease["id"], "active"), 40 * GIB)
-        _, said = watched.communicate(timeout=60)
+        _, output = watched.communicate(timeout=60)
     assert watched.returncode == 137
-    assert f"gpushare: {lease['id']} over_limit: used 40 GiB of its 19.7 GiB on GPU 0" in said
-    assert f"gpushare why {lease['id']}" in said
+    assert f"gpushare: {lease['id']} over_limit: used 40 GiB of its 19.7 GiB on GPU 0" in output
+    assert f"gpushare why {lease['id']}" in output
 
 
 def test_all_processes_of_a_container_count_together_also_those_that_came_by_exec(

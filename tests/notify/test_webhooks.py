@@ -184,8 +184,8 @@ async def test_a_receiver_that_fails_for_one_event_still_gets_the_others(path: P
             await world.until(lambda: waiting(path) == 1)
             fails = False
             await world.until(lambda: waiting(path) == 0)
-    told = [one.fields["lease"] for one in receiver.got]
-    assert told.count("l-1") == told.count("l-2") == 1
+    received = [one.fields["lease"] for one in receiver.got]
+    assert received.count("l-1") == received.count("l-2") == 1
     assert len(set(ids(receiver.got))) == 3, "the same event keeps its id"
 
 

@@ -255,10 +255,10 @@ def test_a_second_coordinator_on_the_same_store_is_refused_and_the_first_goes_on
     with folder.life() as first:
         second = Daemon(folder.state, tmp_path / "r2", 0, "before")
         assert second.process.wait(SECONDS) != 0
-        told = second.text()
+        text = second.text()
         second.dispose()
-        assert f"another coordinator leads with {folder.state}/{STORE_NAME}" in told
-        assert f"(process {first.process.pid})" in told
+        assert f"another coordinator leads with {folder.state}/{STORE_NAME}" in text
+        assert f"(process {first.process.pid})" in text
         first.submit("one")
 
 

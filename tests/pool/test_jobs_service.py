@@ -384,22 +384,22 @@ async def test_a_job_that_runs_tells_where_and_how_it_ended(jobs: Jobs) -> None:
     await jobs.pool.loop.send(AttemptReported(NODE, ended))
     over = await jobs.seen(name)
     assert (over.state, over.exit_code, over.reason) == ("failed", 3, "exit code 3")
-    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
-    assert told.reason_code == "failed"
-    assert told.story[0].text == "submitted by ada@lab"
+    explanation = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert explanation.reason_code == "failed"
+    assert explanation.story[0].text == "submitted by ada@lab"
 
 
 async def test_a_job_without_room_is_told_what_stands_against_it_on_the_nodes(jobs: Jobs) -> None:
     (name,) = await jobs.ask(lease={})
-    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
-    assert told.sentence == "the pool has no nodes"
-    assert "gpushare pool token" in told.hint
+    explanation = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert explanation.sentence == "the pool has no nodes"
+    assert "gpushare pool token" in explanation.hint
 
 
 async def test_who_holds_a_job_is_said_and_what_runs_is_not_held(jobs: Jobs) -> None:
     (name,) = await jobs.ask()
-    told = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
-    assert (told.job.state, told.reason_code) == ("held", "held")
+    explanation = await jobs.explain(jobs_pb2.JobRef(job_id=name), ADA)
+    assert (explanation.job.state, explanation.reason_code) == ("held", "held")
     await jobs.hold(jobs_pb2.HoldJobRequest(job_id=name, held=False), ADA)
     assert (await jobs.seen(name)).state == "queued"
     await jobs.end(name)

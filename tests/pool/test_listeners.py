@@ -176,10 +176,10 @@ async def test_who_expects_another_pool_s_certificate_does_not_talk(
 async def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened at") as told:
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened at") as raised:
             async with served(tmp_path, coordinator__listen=f"127.0.0.1:{port}"):
                 pass
-    assert "ss -ltnp" in told.value.hint
+    assert "ss -ltnp" in raised.value.hint
 
 
 async def test_a_pool_of_another_name_is_not_served(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ async def test_without_an_authority_it_says_how_to_begin(tmp_path: Path) -> None
         SqliteHistory(tmp_path / "history.db"),
     )
     daemon = PoolDaemon(configured(tmp_path), parts, ReadyNotifier())
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         await daemon.run()
-    assert "gpushare pool init NAME" in told.value.hint
+    assert "gpushare pool init NAME" in raised.value.hint
 
 
 async def test_a_reload_takes_over_people_and_figures_and_refuses_contradictions(

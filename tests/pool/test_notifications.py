@@ -51,12 +51,12 @@ def test_the_end_of_a_job_is_told_to_its_targets_and_the_site_once(
     hook.open()
     process.start()
     wait_until(lambda: len(hook.got) == 2, "both are told", 60)
-    told = {one["path"]: one for one in hook.got}
-    assert told.keys() == {"/site", "/run/ada"}
+    received = {one["path"]: one for one in hook.got}
+    assert received.keys() == {"/site", "/run/ada"}
     assert {(one["kind"], one["outcome"], one["job"], one["from"]) for one in hook.got} == {
         ("ended", "cancelled", job, "lab")
     }
-    assert (told["/site"]["image"], told["/run/ada"]["image"]) == (None, "busybox")
+    assert (received["/site"]["image"], received["/run/ada"]["image"]) == (None, "busybox")
 
 
 def test_a_target_that_the_pool_does_not_allow_is_refused(process: CoordinatorProcess, hook: Hook) -> None:
@@ -87,9 +87,9 @@ def test_a_pool_tells_once_of_its_job_and_of_a_node_that_is_cut_off(docker_engin
         words = ("--pool", "--gpu", "0.25", "--notify", f"{hook.url}/run", BUSYBOX_IMAGE, "true")
         job = node.gpushare_says("submit", *words)
         wait_until(lambda: len(hook.got) >= 4, "run and site are told of both", 20)
-        told = sorted((one["path"], one["kind"], one["job"], one["from"]) for one in hook.got)
+        received = sorted((one["path"], one["kind"], one["job"], one["from"]) for one in hook.got)
         expected = [(path, kind, job, "lab") for path in ("/pool", "/run") for kind in ("ended", "granted")]
-        assert told == expected, "the node leaves the beginning and the end to the coordinator"
+        assert received == expected, "the node leaves the beginning and the end to the coordinator"
         assert {one["exit_code"] for one in hook.got if one["kind"] == "ended"} == {0}
         node.kill()
         wait_until(lambda: hook.got[-1]["kind"] == "node-silent", "the silence is told", 60)

@@ -88,8 +88,8 @@ async def check_whole(path: Path) -> int:
 
 async def test_a_leader_killed_at_any_moment_loses_nothing_and_the_next_one_leads(path: Path) -> None:
     for _ in range(6):
-        told = await asyncio.to_thread(kill_after, path, random.randint(1, 60))
-        assert await check_whole(path) >= told > 0
+        written = await asyncio.to_thread(kill_after, path, random.randint(1, 60))
+        assert await check_whole(path) >= written > 0
 
 
 async def test_a_log_cut_off_anywhere_is_read_as_whole_transactions(path: Path, tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ async def test_a_store_of_a_newer_version_is_left_alone(path: Path, store: Sqlit
     db.close()
     with pytest.raises(ConfigError, match=f"has version {job_store.VERSION + 1}, this program knows up to"):
         await store.load()
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         await store.lead()
-    assert "install the newer gpushared" in told.value.hint
+    assert "install the newer gpushared" in raised.value.hint
 
 
 async def test_a_database_of_another_program_is_left_alone(path: Path, store: SqliteStore) -> None:
@@ -172,9 +172,9 @@ async def test_a_damaged_file_is_found_when_it_is_opened(path: Path, store: Sqli
     image = bytearray(path.read_bytes())
     image[4096 * 4 : 4096 * 6] = random.Random(7).randbytes(4096 * 2)
     path.write_bytes(image)
-    with pytest.raises(StoreUnavailable, match="is damaged") as told:
+    with pytest.raises(StoreUnavailable, match="is damaged") as raised:
         await store.load()
-    assert "restore a copy" in told.value.hint
+    assert "restore a copy" in raised.value.hint
 
 
 async def test_a_file_that_vanished_does_not_come_back_empty(path: Path, store: SqliteStore) -> None:

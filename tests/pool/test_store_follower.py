@@ -293,9 +293,9 @@ async def test_why_the_store_is_not_followed_is_known_as_long_as_it_lasts(world:
 @pytest.mark.parametrize("key", [JOB + "x", ENDED + "x", "member/x"])
 async def test_a_store_with_a_record_of_a_newer_version_is_not_loaded(world: StoreWorld, key: str) -> None:
     world.apply(Transaction(1, {key: b'{"newer": 1}', "over/00000000000000001-x": b""}))
-    with pytest.raises(StoreUnavailable, match=f"{key} is not one that this version can read") as told:
+    with pytest.raises(StoreUnavailable, match=f"{key} is not one that this version can read") as raised:
         await follower(SharedMemoryStore(world)).parts.load()
-    assert told.value.hint == "install the version that wrote it"
+    assert raised.value.hint == "install the version that wrote it"
 
 
 async def test_accounts_that_cannot_be_read_are_told_when_they_are_needed(world: StoreWorld) -> None:

@@ -421,8 +421,8 @@ class Search:
             case "hello":
                 assert node is not None
                 log = self.sides.values[number].log
-                told = attempt_log.reports(log)
-                return m.NodeRegistered(node, inventory(node), HeartbeatReport(), told, seen_epoch=log.epoch)
+                sent = attempt_log.reports(log)
+                return m.NodeRegistered(node, inventory(node), HeartbeatReport(), sent, seen_epoch=log.epoch)
             case "submit":
                 return m.JobSubmitted(JOB, self.scenario.spec, old=number < self.scenario.restores)
             case "cancel":

@@ -97,11 +97,13 @@ class Machines:
 
     def usage(self, node: str, *words: str) -> Counter[str]:
         """The leases, and what they held and used, as a machine tells it."""
-        told = json.loads(
+        output = json.loads(
             self.printed(self.on(node), f"gpushare usage --since 1d {' '.join(words)} -o json")
         )["total"]
         figures = ("held_gpu_ms", "active_gpu_ms", "idle_gpu_ms", "held_mib_seconds")
-        return Counter({"leases": told["leases"], **{name: int(told["account"][name]) for name in figures}})
+        return Counter(
+            {"leases": output["leases"], **{name: int(output["account"][name]) for name in figures}}
+        )
 
     def sum_of_nodes(self) -> Counter[str]:
         return sum((self.usage(node) for node in NODES), Counter())

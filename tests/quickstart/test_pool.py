@@ -113,9 +113,9 @@ def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machine
     assert pool["held_gpu_ms"] > 0
     by_node = json.loads(machines.printed(machines.told("gpushare usage --pool") + " -o json"))["items"]
     assert {row["key"] for row in by_node} == set(NODES)
-    told = machines.printed(f"gpushare report --pool {job}")
-    assert f"{job}: job, succeeded" in told
-    assert "GPU hours" in told
+    output = machines.printed(f"gpushare report --pool {job}")
+    assert f"{job}: job, succeeded" in output
+    assert "GPU hours" in output
     gpus = json.loads(machines.printed("gpushare gpus --pool -o json"))
     assert {gpu["node"] for gpu in gpus["items"]} == set(NODES)
     assert all(gpu["temperature_celsius"] is not None for gpu in gpus["items"])
@@ -124,8 +124,8 @@ def test_the_pool_counts_what_its_nodes_count_also_while_one_was_cut_off(machine
 
 def test_one_job_on_two_machines_meets_over_their_network(machines: Machines) -> None:
     submit, read = machines.told("pair=$(gpushare submit"), machines.told("gpushare wait $pair")
-    said = machines.printed(submit, read)
-    assert re.fullmatch(rf"hello from {re.escape(machines.net)}\.1[123]\n", said)
+    output = machines.printed(submit, read)
+    assert re.fullmatch(rf"hello from {re.escape(machines.net)}\.1[123]\n", output)
 
 
 @pytest.mark.usefixtures("empty_folder")

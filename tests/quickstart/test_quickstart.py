@@ -182,8 +182,8 @@ def test_who_takes_twice_the_lease_is_stopped_and_told_why_and_the_neighbours_ru
         assert time.time() - took_at < PATIENCE_SECONDS, now
     assert now["outcome"]["kind"] == "over_limit"
     assert now["outcome"]["text"] == "used 40 GiB of its 19.7 GiB on GPU 0"
-    told = quickstart.gpushare("why", greedy["id"]).stdout
-    assert "uses 40 GiB of its 19.7 GiB on GPU 0" in told
+    output = quickstart.gpushare("why", greedy["id"]).stdout
+    assert "uses 40 GiB of its 19.7 GiB on GPU 0" in output
     running = quickstart.engine.check("ps", "--format", "{{.Names}}").split()
     assert set(leases) <= set(running)
     assert [quickstart.lease(lease["id"])["state"] for lease in leases.values()] == ["active"] * len(leases)

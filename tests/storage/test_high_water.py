@@ -248,9 +248,9 @@ async def test_a_mark_that_cannot_be_read_stops_the_coordinator_and_says_what_he
 ) -> None:
     files.mark.write_bytes(content)
     store = SqliteStore(files.file, mark=files.mark)
-    with pytest.raises(ConfigError, match=r"mark\.json cannot be read") as told:
+    with pytest.raises(ConfigError, match=r"mark\.json cannot be read") as raised:
         await store.lead()
-    assert "put it back, or remove it" in told.value.hint
+    assert "put it back, or remove it" in raised.value.hint
     assert await store.epoch() == 0
     await store.close()
 

@@ -56,8 +56,8 @@ def test_the_service_may_mount_where_the_machines_first_process_sees_it(machine:
     machine.check("systemctl", "start", "gpushared")
 
     def told() -> str:
-        said = machine.machine.run(f"{COMMANDS}/gpushare", "doctor", "--all").stdout
-        return next((line for line in said.splitlines() if "mount-pins" in line), "")
+        output = machine.machine.run(f"{COMMANDS}/gpushare", "doctor", "--all").stdout
+        return next((line for line in output.splitlines() if "mount-pins" in line), "")
 
     machine.wait_until("the trial was made", lambda: "the engine does not see them" in told())
     point = machine.check("findmnt", "--noheadings", "--output", "FSTYPE,PROPAGATION", "/run/gpushare-pins")
@@ -67,7 +67,7 @@ def test_the_service_may_mount_where_the_machines_first_process_sees_it(machine:
 
 def test_an_engine_in_another_pid_namespace_is_told_as_what_is_in_the_way(running: Node) -> None:
     def told() -> str:
-        said = running.machine.run(f"{COMMANDS}/gpushare", "doctor", "--all").stdout
-        return next((line for line in said.splitlines() if "mount-pins" in line), "")
+        output = running.machine.run(f"{COMMANDS}/gpushare", "doctor", "--all").stdout
+        return next((line for line in output.splitlines() if "mount-pins" in line), "")
 
     running.wait_until("it is told", lambda: "another PID namespace" in told())

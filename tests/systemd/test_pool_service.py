@@ -51,8 +51,8 @@ class Coordinator:
             "call.request('POST', '/gpushare.v1.PoolAdmin/Status', '{}')\n"
             "print(call.getresponse().read().decode())"
         )
-        told: dict[str, Any] = json.loads(self.check("python3", "-c", program))
-        return told
+        document: dict[str, Any] = json.loads(self.check("python3", "-c", program))
+        return document
 
     def main_pid(self) -> str:
         return self.show("MainPID")
@@ -128,9 +128,9 @@ def test_it_runs_as_its_own_user_without_any_right(running: Coordinator) -> None
 
 def test_the_unit_s_walls_are_as_high_as_systemd_knows_them(running: Coordinator) -> None:
     judged = running.node.machine.run("systemd-analyze", "security", "--no-pager", "gpushared-pool.service")
-    told = [line for line in judged.stdout.splitlines() if "Overall exposure level" in line]
-    assert told, judged.stdout + judged.stderr
-    assert float(told[0].split(":")[1].split()[0]) < 2.0, judged.stdout
+    output = [line for line in judged.stdout.splitlines() if "Overall exposure level" in line]
+    assert output, judged.stdout + judged.stderr
+    assert float(output[0].split(":")[1].split()[0]) < 2.0, judged.stdout
 
 
 def test_nobody_but_administrators_is_answered(running: Coordinator) -> None:

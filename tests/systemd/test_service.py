@@ -22,8 +22,8 @@ def test_the_wheel_brings_the_units(wheel: Path) -> None:
 
 def test_install_says_each_deed_and_what_comes_next(machine: Node) -> None:
     """Twice in a row nothing changes; the units run the commands of the environment it was called from."""
-    said = machine.check(f"{COMMANDS}/gpushared", "install").splitlines()
-    assert said == [
+    output = machine.check(f"{COMMANDS}/gpushared", "install").splitlines()
+    assert output == [
         "unchanged /etc/systemd/system/gpushared.service",
         "unchanged /etc/systemd/system/gpushared.socket",
         "unchanged /etc/sysusers.d/gpushared.conf",
@@ -43,8 +43,8 @@ def test_install_says_each_deed_and_what_comes_next(machine: Node) -> None:
 
 def test_install_below_a_prefix_needs_no_rights_and_touches_nothing_else(machine: Node) -> None:
     as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    said = machine.check(*as_nobody, f"{COMMANDS}/gpushared", "install", "--prefix", "/tmp/image")
-    assert said.splitlines() == [
+    output = machine.check(*as_nobody, f"{COMMANDS}/gpushared", "install", "--prefix", "/tmp/image")
+    assert output.splitlines() == [
         "wrote /tmp/image/etc/systemd/system/gpushared.service",
         "wrote /tmp/image/etc/systemd/system/gpushared.socket",
         "wrote /tmp/image/etc/sysusers.d/gpushared.conf",
@@ -251,12 +251,12 @@ def test_an_upgrade_in_place_keeps_containers_and_leases(running: Node) -> None:
     lease = running.lease_of("survivor")
     running.shell("sed -i 's/^WatchdogSec=.*/WatchdogSec=77/' /etc/systemd/system/gpushared.service")
     install_package(running.machine, "--force-reinstall", "--no-deps")
-    said = running.check(f"{COMMANDS}/gpushared", "install").splitlines()
-    assert said[:2] == [
+    output = running.check(f"{COMMANDS}/gpushared", "install").splitlines()
+    assert output[:2] == [
         "replaced /etc/systemd/system/gpushared.service",
         "unchanged /etc/systemd/system/gpushared.socket",
     ]
-    assert said[-1].startswith("next: systemctl restart gpushared")
+    assert output[-1].startswith("next: systemctl restart gpushared")
     running.check("systemctl", "restart", "gpushared")
     assert running.show("WatchdogUSec") == "30s"
     assert running.lease_of("survivor") == lease
@@ -314,8 +314,8 @@ def _docker_units(socket: str) -> dict[str, str]:
 
 
 def checks(node: Node) -> dict[str, dict[str, Any]]:
-    told = node.machine.run(f"{COMMANDS}/gpushare", "doctor", "--json", "--all").stdout
-    return {item["name"]: item for item in json.loads(told)["items"]}
+    output = node.machine.run(f"{COMMANDS}/gpushare", "doctor", "--json", "--all").stdout
+    return {item["name"]: item for item in json.loads(output)["items"]}
 
 
 def test_a_fresh_installation_is_well(running: Node) -> None:

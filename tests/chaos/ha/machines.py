@@ -226,12 +226,12 @@ class HaMachines(Machines):
         members = {}
         for host in HOSTS:
             with contextlib.suppress(HarnessError):
-                told = json.loads(self.ctl("endpoint", "status", "--write-out=json", hosts=(host,)))[0][
+                output = json.loads(self.ctl("endpoint", "status", "--write-out=json", hosts=(host,)))[0][
                     "Status"
                 ]
-                members[told["header"]["member_id"]] = host
-                if told.get("leader") in members:
-                    return members[told["leader"]]
+                members[output["header"]["member_id"]] = host
+                if output.get("leader") in members:
+                    return members[output["leader"]]
         return None
 
     def ctl(self, *words: str, hosts: tuple[str, ...] = HOSTS) -> str:

@@ -80,9 +80,9 @@ def test_so_many_of_an_array_run_at_once_and_the_next_one_begins_when_one_is_ove
 def test_who_waits_for_the_array_is_told_so(pool: Callable[[], Pool]) -> None:
     world = pool()
     submit_array(world, 3, limit=2)
-    told = why(world.job(name_of(2)), world.state, world.now)
-    assert told is not None
-    assert (told.code, told.sentence) == ("array_limit", "its array runs 2 at a time")
+    reason = why(world.job(name_of(2)), world.state, world.now)
+    assert reason is not None
+    assert (reason.code, reason.sentence) == ("array_limit", "its array runs 2 at a time")
 
 
 @WORLDS

@@ -461,9 +461,9 @@ def test_an_interactive_job_has_no_place_while_the_node_of_its_client_is_silent(
     pool.now += 120
     pool.heartbeat("a", holdings=())
     pool.is_now(Queued)
-    told = why(pool.job(), pool.state, pool.now)
-    assert told is not None
-    assert "its client waits on node b" in told.sentence
+    reason = why(pool.job(), pool.state, pool.now)
+    assert reason is not None
+    assert "its client waits on node b" in reason.sentence
     pool.heartbeat("b")
     pool.wait(1.0)
     pool.is_now(Placing)

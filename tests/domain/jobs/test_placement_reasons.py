@@ -173,9 +173,9 @@ def test_who_waits_because_of_refusals_is_told_them_and_how_to_mend_them() -> No
     assert "node b will not have it: 'ada@lab' has no account here" in lack.sentence
     assert "not even when it is empty" not in lack.sentence
     assert lack.hint == "add one under [pool.accounts]"
-    told = why(pool.job(J), pool.state, pool.now)
-    assert told is not None
-    assert (told.code, told.sentence) == (JobReason.REFUSED, lack.sentence)
+    reason = why(pool.job(J), pool.state, pool.now)
+    assert reason is not None
+    assert (reason.code, reason.sentence) == (JobReason.REFUSED, lack.sentence)
 
 
 def test_who_waits_for_other_nodes_is_told_who_refused_too() -> None:

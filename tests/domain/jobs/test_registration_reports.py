@@ -29,9 +29,9 @@ def record(number: int, state: AttemptState = AttemptState.ENDED) -> Attempt:
 def test_all_are_told_of_but_only_what_is_under_way_and_the_newest_that_is_over_with_its_spec() -> None:
     running = record(0, AttemptState.RUNNING)
     over = [record(number) for number in range(1, MONTH_OF_JOBS)]
-    told = reports(restored([running, *over]))
-    assert [report.revision for report in told] == list(range(MONTH_OF_JOBS))
-    with_spec = [report.revision for report in told if report.spec is not None]
+    sent = reports(restored([running, *over]))
+    assert [report.revision for report in sent] == list(range(MONTH_OF_JOBS))
+    with_spec = [report.revision for report in sent if report.spec is not None]
     assert with_spec[0] == 0
     assert with_spec[1:] == list(range(MONTH_OF_JOBS - len(with_spec) + 1, MONTH_OF_JOBS))
     assert 10 < len(with_spec) < SPEC_BYTES / len(BODY)
@@ -50,5 +50,5 @@ def test_however_much_is_under_way_it_comes_with_its_spec() -> None:
 def test_a_gang_s_part_that_is_over_says_what_it_was() -> None:
     """Else a coordinator that knows the job, but not this attempt, would wait for a part that is over."""
     gang = replace(record(1), gang=True)
-    (told,) = reports(restored([gang]), spec_bytes=0)
-    assert (told.spec, told.request) == (None, HALF)
+    (sent,) = reports(restored([gang]), spec_bytes=0)
+    assert (sent.spec, sent.request) == (None, HALF)

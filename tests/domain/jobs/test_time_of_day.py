@@ -59,9 +59,9 @@ def test_one_whose_time_has_come_waits_again_when_the_clock_is_set_back() -> Non
     pool.submit(request=LATER)
     pool.wait(HOUR)
     set_day(pool, -HOUR)
-    told = views(pool).why(job_of(pool))
-    assert told is not None
-    assert told.code == "begin_time"
+    reason = views(pool).why(job_of(pool))
+    assert reason is not None
+    assert reason.code == "begin_time"
     pool.says("a", AttemptState.ENDED, JobId("other"), ending=exited(0))
     pool.is_now(Queued)
     pool.wait(HOUR)

@@ -43,16 +43,16 @@ class Partition:
         """The member that will be apart leads etcd."""
         leader = self.cluster.leader()
         if leader is not self.apart:
-            told = self.cluster.ctl("member", "list")
-            (member,) = [line.split(", ")[0] for line in told.splitlines() if self.apart.endpoint in line]
+            output = self.cluster.ctl("member", "list")
+            (member,) = [line.split(", ")[0] for line in output.splitlines() if self.apart.endpoint in line]
             self.cluster.ctl(f"--endpoints={leader.client_url}", "move-leader", member)
 
     def let_follow(self) -> None:
         leader = self.cluster.leader()
         if leader is self.apart:
-            told = self.cluster.ctl("member", "list")
+            output = self.cluster.ctl("member", "list")
             member = next(
-                line.split(", ")[0] for line in told.splitlines() if self.apart.endpoint not in line
+                line.split(", ")[0] for line in output.splitlines() if self.apart.endpoint not in line
             )
             self.cluster.ctl(f"--endpoints={leader.client_url}", "move-leader", member)
 

@@ -59,12 +59,12 @@ async def test_one_slow_disk_of_three_is_left_for_another_member(
         writer = Writer(store, await store.lead())
         await writer.put("before", "1")
         slow.slow_down(flush_seconds)
-        told = await written_during(writer, asyncio.sleep(LEASE_SECONDS + 2))
+        written = await written_during(writer, asyncio.sleep(LEASE_SECONDS + 2))
         served_last = store.client._members[store.client._first].endpoint
         slow.slow_down(0)
         assert served_last != slow.endpoint
         await writer.put_surely("after", "2")
-        assert await values(store) == {"before": "1", **told, "after": "2"}
+        assert await values(store) == {"before": "1", **written, "after": "2"}
 
 
 async def test_while_all_disks_are_slow_the_lease_is_kept_and_no_write_is_told_that_is_not(
@@ -75,7 +75,7 @@ async def test_while_all_disks_are_slow_the_lease_is_kept_and_no_write_is_told_t
         writer = Writer(store, await store.lead())
         for member in cluster.members:
             member.slow_down(0.3)
-        told = await written_during(writer, asyncio.sleep(LEASE_SECONDS + 2))
+        written = await written_during(writer, asyncio.sleep(LEASE_SECONDS + 2))
         for member in cluster.members:
             member.kill()  # what was told is on disks
             member.slow_down(0)
@@ -84,7 +84,7 @@ async def test_while_all_disks_are_slow_the_lease_is_kept_and_no_write_is_told_t
         async with asyncio.timeout(SECONDS):
             while True:
                 with suppress(StoreUnavailable, TimedOut):
-                    assert (await values(store, "k/")).items() >= told.items()
+                    assert (await values(store, "k/")).items() >= written.items()
                     return
 
 
@@ -96,10 +96,12 @@ async def test_writes_that_wait_while_etcd_is_defragmented_are_told_what_became_
     async with opened(EtcdAccess(cluster.endpoints), ttl_seconds=LEASE_SECONDS) as store:
         writer = Writer(store, await store.lead())
         cluster.members[0].slow_down(0.5)
-        told = await written_during(writer, asyncio.to_thread(cluster.ctl, "--command-timeout=30s", "defrag"))
+        written = await written_during(
+            writer, asyncio.to_thread(cluster.ctl, "--command-timeout=30s", "defrag")
+        )
         cluster.members[0].slow_down(0)
         await writer.put_surely("after", "1")
-        assert await values(store) == {**told, "after": "1"}
+        assert await values(store) == {**written, "after": "1"}
 
 
 def test_the_pools_status_says_that_its_store_is_slow_until_it_is_not(etcd_cluster: Cluster) -> None:

@@ -63,10 +63,10 @@ class Pool:
 
     def position(self) -> tuple[int, int]:
         """Epoch and revision, of a store without a problem."""
-        told = self.store("check")
-        assert "problem" not in told, told
-        found = re.search(r"epoch (\d+), revision (\d+)", told)
-        assert found is not None, told
+        output = self.store("check")
+        assert "problem" not in output, output
+        found = re.search(r"epoch (\d+), revision (\d+)", output)
+        assert found is not None, output
         return int(found[1]), int(found[2])
 
     def stop(self) -> None:
@@ -222,8 +222,8 @@ def test_an_etcd_that_was_put_back_from_its_own_snapshot_is_told_to_the_coordina
             cluster.ctl("put", "another", str(number))
         assert "copied" in pool.store("backup", copy)
         until = time.monotonic() + SECONDS
-        while "put back" not in (told := pool.store("restore", copy, "--replace")):
-            assert "another coordinator leads" in told  # the snapshot has its lease, too
+        while "put back" not in (output := pool.store("restore", copy, "--replace")):
+            assert "another coordinator leads" in output  # the snapshot has its lease, too
             assert time.monotonic() < until
         pool.process.start()
         assert pool.jobs() == {kept}

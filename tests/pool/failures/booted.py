@@ -126,8 +126,8 @@ class BootedMachine:
         """Until another process than ``before`` is the unit's, and serves."""
 
         def is_so() -> bool:
-            told = self.check("systemctl", "show", "--property=MainPID,ActiveState", unit).splitlines()
-            values = dict(line.split("=", 1) for line in told)
+            output = self.check("systemctl", "show", "--property=MainPID,ActiveState", unit).splitlines()
+            values = dict(line.split("=", 1) for line in output)
             return values["MainPID"] not in {"0", before} and values["ActiveState"] == "active"
 
         wait_until(is_so, f"another {unit} serves on {self.name}")

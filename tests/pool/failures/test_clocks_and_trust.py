@@ -45,8 +45,10 @@ def test_a_clock_that_jumps_by_an_hour_ends_no_job_and_gives_none_away(
     machine = world.coordinator.machine if whose == "coordinator" else world.nodes["b"].machine
     machine.set_day(hours * HOUR)
     assert world.is_alive(job)
-    told = world.nodes["b"].gpushare("submit", "--pool", "--gpu", "1", "gpushared-test/busybox", check=False)
-    assert "clock" in told
+    output = world.nodes["b"].gpushare(
+        "submit", "--pool", "--gpu", "1", "gpushared-test/busybox", check=False
+    )
+    assert "clock" in output
     world.wait_ready()
     assert world.is_alive(job)
     machine.set_day(0.0)

@@ -24,9 +24,9 @@ def test_jobs_run_on_and_enter_while_the_coordinator_is_dead(world: World) -> No
     world.coordinator.kill()
     late = world.submit(through="c")
     world.diary.end(ends)
-    told = world.screen("jobs", on="a")
-    assert runs in told
-    assert "does not answer" in told
+    screen = world.screen("jobs", on="a")
+    assert runs in screen
+    assert "does not answer" in screen
     assert world.is_alive(runs)
     assert "does not answer" in world.nodes["a"].gpushare("nodes", check=False, retry_seconds=0)
     world.coordinator.start()

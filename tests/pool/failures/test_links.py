@@ -67,9 +67,9 @@ def test_a_node_that_is_cut_off_serves_its_own_users_and_keeps_what_they_give_to
     wait_until(lambda: world.diary.runs(mine), "the local job runs")
     world.nodes["b"].kill()
     world.nodes["b"].start()
-    told = world.screen("jobs", on="b")
-    assert theirs in told
-    assert "does not answer" in told
+    screen = world.screen("jobs", on="b")
+    assert theirs in screen
+    assert "does not answer" in screen
     assert world.is_alive(mine)
     assert theirs not in world.coordinator.jobs()
     world.heal()

@@ -62,11 +62,11 @@ def test_a_changed_lease_is_checked_although_its_name_is_known(change: dict[str,
     reader = codec.HeartbeatReader()
     good = codec.free_bytes(report(holding(1)))
     reader.read(good)
-    told = json.loads(good)
-    told["holdings"][0].update(change)
+    document = json.loads(good)
+    document["holdings"][0].update(change)
     for _ in range(2):
         with pytest.raises(RequestError):
-            reader.read(json.dumps(told).encode())
+            reader.read(json.dumps(document).encode())
     assert reader.read(good) == report(holding(1))
 
 

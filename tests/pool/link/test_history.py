@@ -334,8 +334,8 @@ async def gathered(folder: Path, *leases: LeaseSummary, ended_at: float | None =
 
     history = SqliteHistory(folder / "history.db")
     for place in range(0, len(leases), 2):
-        told = HistoryNode(replace(PART, leases=leases[place : place + 2]))
-        await gatherer_of(told, history, job).refresh()
+        node = HistoryNode(replace(PART, leases=leases[place : place + 2]))
+        await gatherer_of(node, history, job).refresh()
     found = [one.summary for one in await history.leases(EVERYTHING, 9)]
     await history.close()
     return sorted(found, key=lambda one: one.lease)
@@ -436,12 +436,12 @@ async def test_a_node_sends_no_more_in_a_day_than_its_parts_take_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_gatherer, "MAX_BYTES_A_DAY", 100_000)
-    told = HistoryNode(replace(PART, more=True, waits=((SUMMARY.lease, "a", 1),) * 20_000))
-    assert len(part_bytes(told.part)) < 100_000 < len(unpack(part_bytes(told.part)))
+    node = HistoryNode(replace(PART, more=True, waits=((SUMMARY.lease, "a", 1),) * 20_000))
+    assert len(part_bytes(node.part)) < 100_000 < len(unpack(part_bytes(node.part)))
     history = SqliteHistory(tmp_path / "history.db")
-    await gatherer_of(told, history, None).refresh()
+    await gatherer_of(node, history, None).refresh()
     await history.close()
-    assert told.asked == 1
+    assert node.asked == 1
 
 
 async def test_the_gpus_of_a_node_are_bounded(tmp_path: Path) -> None:

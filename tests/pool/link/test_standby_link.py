@@ -50,11 +50,11 @@ async def dialled(
 
 async def refusal(call: Call) -> str:
     """The words with which the call ends; nothing else was said."""
-    with pytest.raises(grpc.aio.AioRpcError) as told:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
         async with asyncio.timeout(WAIT_SECONDS):
             await call.read()
-    assert told.value.code() == grpc.StatusCode.UNAVAILABLE
-    return told.value.details() or ""
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    return raised.value.details() or ""
 
 
 async def until_held(call: Call) -> None:

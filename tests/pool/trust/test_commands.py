@@ -73,9 +73,9 @@ class World:
         return CommandResult(process.returncode, out.decode(), err.decode())
 
     async def token(self, *words: str) -> str:
-        said = await self("pool", "token", "-q", *words)
-        assert said.code == 0, said.err
-        return said.out.strip()
+        result = await self("pool", "token", "-q", *words)
+        assert result.code == 0, result.err
+        return result.out.strip()
 
     @property
     def address(self) -> str:
@@ -135,10 +135,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def test_a_pool_is_begun_and_the_next_step_is_told(tmp_path: Path) -> None:
     world = World(tmp_path, None, None)  # type: ignore[arg-type]  # no daemon is needed
-    said = await world("pool", "init", "lab", "--state-dir", str(tmp_path / "state"))
-    assert said.code == 0, said.err
-    assert "pool lab begins" in said.out
-    assert "gpushare pool token" in said.out
+    result = await world("pool", "init", "lab", "--state-dir", str(tmp_path / "state"))
+    assert result.code == 0, result.err
+    assert "pool lab begins" in result.out
+    assert "gpushare pool token" in result.out
     again = await world("pool", "init", "lab", "--state-dir", str(tmp_path / "state"))
     assert again.code == 125
     assert "there is a certificate authority" in again.err
@@ -150,10 +150,10 @@ async def test_a_pool_is_begun_and_the_next_step_is_told(tmp_path: Path) -> None
 async def test_a_machine_joins_and_leaves_by_its_daemon(world: World) -> None:
     file = world.folder / "token"
     file.write_text(await world.token("--node", "ws3", "--realm", "cluster") + "\n")
-    said = await world("node", "join", world.address, "--token-file", str(file))
-    assert said.code == 0, said.err
-    assert "this machine is node ws3 of the pool lab, and speaks for users of cluster" in said.out
-    assert "note:" not in said.out
+    result = await world("node", "join", world.address, "--token-file", str(file))
+    assert result.code == 0, result.err
+    assert "this machine is node ws3 of the pool lab, and speaks for users of cluster" in result.out
+    assert "note:" not in result.out
     assert world.enrolment.membership is not None
     status = json.loads((await world("pool", "status", "-o", "json")).out)["items"][0]
     assert (status["pool"], status["nodes"]) == ("lab", 1)
@@ -178,18 +178,18 @@ async def test_the_token_may_come_by_standard_input_and_never_on_the_command_lin
     wrong = await world("node", "join", world.address, "--token-file", token)
     assert wrong.code == 2
     assert token not in wrong.err
-    said = await world("node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=token)
-    assert said.code == 0, said.err
-    assert "node ws7" in said.out
-    assert "note: users of this node are USER@cluster, for whom node ws7 may not speak" in said.out
+    result = await world("node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=token)
+    assert result.code == 0, result.err
+    assert "node ws7" in result.out
+    assert "note: users of this node are USER@cluster, for whom node ws7 may not speak" in result.out
 
 
 async def test_who_is_not_trusted_joins_nothing(tmp_path: Path) -> None:
     async with a_world(tmp_path, Caller(1000, 1000, "eve")) as world:
         token = await world.token()
-        said = await world("node", "join", world.address, "--token-file", "-", stdin=token)
-        assert said.code == 125
-        assert "only trusted callers may let this node join a pool" in said.err
+        result = await world("node", "join", world.address, "--token-file", "-", stdin=token)
+        assert result.code == 125
+        assert "only trusted callers may let this node join a pool" in result.err
         assert (await world("node", "leave")).code == 125
 
 
@@ -202,9 +202,9 @@ async def test_a_token_file_that_holds_none_is_told(
     world, file = World(tmp_path, None, None), tmp_path / "token"  # type: ignore[arg-type]
     if content is not None:
         file.write_bytes(content)
-    said = await world("node", "join", "dgx", "--token-file", str(file))
-    assert words in said.err
-    assert "hint:" in said.err
+    result = await world("node", "join", "dgx", "--token-file", str(file))
+    assert words in result.err
+    assert "hint:" in result.err
 
 
 async def test_tokens_are_listed_without_their_secrets_and_revoked(world: World) -> None:
@@ -309,19 +309,19 @@ async def test_work_for_a_caller_ends_by_itself_or_with_what_let_them_in(ends: b
 async def test_what_cannot_be_is_refused_with_a_hint(
     world: World, words: tuple[str, ...], code: int, complaint: str
 ) -> None:
-    said = await world(*words)
-    assert said.code == code
-    assert complaint in said.err
-    assert "hint:" in said.err
-    assert said.out == ""
+    result = await world(*words)
+    assert result.code == code
+    assert complaint in result.err
+    assert "hint:" in result.err
+    assert result.out == ""
 
 
 async def test_without_a_coordinator_here_it_is_said_where_to_look(tmp_path: Path) -> None:
     world = World(tmp_path, None, None)  # type: ignore[arg-type]
-    said = await world("pool", "status")
-    assert said.code == 125
-    assert "no coordinator of a pool answers" in said.err
-    assert "gpushared-pool" in said.err
+    result = await world("pool", "status")
+    assert result.code == 125
+    assert "no coordinator of a pool answers" in result.err
+    assert "gpushared-pool" in result.err
 
 
 async def test_the_frequent_commands_do_without_certificates(tmp_path: Path) -> None:

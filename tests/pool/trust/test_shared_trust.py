@@ -481,9 +481,9 @@ async def test_the_key_of_the_store_is_for_its_owner_alone(first: Coordinator) -
 
 async def test_without_the_key_it_says_which_folder_to_copy(first: Coordinator, second: Coordinator) -> None:
     (second.folder / CA_FOLDER / KEY_FILE).unlink()
-    with pytest.raises(ConfigError, match=r"its key .*/b/ca/store\.key is missing") as told:
+    with pytest.raises(ConfigError, match=r"its key .*/b/ca/store\.key is missing") as raised:
         await second.trust.load()
-    assert "copy the folder" in told.value.hint
+    assert "copy the folder" in raised.value.hint
     assert not (second.folder / CA_FOLDER / KEY_FILE).exists()
 
 
@@ -491,9 +491,9 @@ async def test_without_the_key_it_says_which_folder_to_copy(first: Coordinator, 
 async def test_with_another_key_it_says_so(second: Coordinator, key: bytes) -> None:
     (second.folder / CA_FOLDER / KEY_FILE).write_bytes(key)
     before = second.anchors
-    with pytest.raises(ConfigError, match="is not the key of the pool in the store") as told:
+    with pytest.raises(ConfigError, match="is not the key of the pool in the store") as raised:
         await second.trust.load()
-    assert "copy the folder" in told.value.hint
+    assert "copy the folder" in raised.value.hint
     assert second.anchors == second.anchors_in_folder() == before
 
 

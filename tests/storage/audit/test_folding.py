@@ -63,8 +63,8 @@ def test_what_is_unlike_is_told_apart() -> None:
         pass
     for method in ("GET", "PUT", "made-up-1", "made-up-2"):
         assert not folding.passes(replace(NO, method=method), 0.0)
-    told = sorted((line.method, line.more) for line in folding.due(WINDOW_SECONDS))
-    assert told == [("GET", 0), ("POST", 0), ("PUT", 0), ("made-up-2", 1)]
+    lines = sorted((line.method, line.more) for line in folding.due(WINDOW_SECONDS))
+    assert lines == [("GET", 0), ("POST", 0), ("PUT", 0), ("made-up-2", 1)]
 
 
 def test_a_flood_of_many_uids_is_bounded_too_and_what_is_lost_is_counted() -> None:

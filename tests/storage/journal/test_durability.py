@@ -53,9 +53,9 @@ def kill_after(path: Path, told: int) -> int:
 async def test_a_writer_killed_at_any_moment_loses_nothing_it_was_told_is_safe(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     for _ in range(8):
-        told = await asyncio.to_thread(kill_after, path, random.randint(1, 60))
+        written = await asyncio.to_thread(kill_after, path, random.randint(1, 60))
         found = await check_whole(path)
-        assert found >= told
+        assert found >= written
         assert found > 0
 
 

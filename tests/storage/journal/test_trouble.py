@@ -61,9 +61,9 @@ async def test_a_second_daemon_on_the_same_journal_is_refused(journal: SqliteJou
         "import asyncio, sys; from pathlib import Path; from gpushared.storage.journal import SqliteJournal\n"
         "asyncio.run(SqliteJournal(Path(sys.argv[1]), busy_seconds=0.05).load())"
     )
-    said = (await asyncio.to_thread(run_python, program, path)).stderr
-    assert "is in use by another process" in said
-    assert "another gpushared" in said
+    output = (await asyncio.to_thread(run_python, program, path)).stderr
+    assert "is in use by another process" in output
+    assert "another gpushared" in output
 
 
 async def test_a_journal_held_by_another_process_works_once_it_is_let_go(
