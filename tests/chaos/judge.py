@@ -114,8 +114,8 @@ def lost(record: Record) -> Iterator[Violation]:
         if is_forgotten and _is_restored(record, job.cancelled_at or 0.0, math.inf):
             continue  # it was over, and the store that was put back does not know the job
         if job.state not in OVER:
-            said = "is unknown" if job.state is None else f"is still {job.state} ({job.reason})"
-            yield Violation("job lost", f"{_named(job.work)}, accepted as {job.job}, {said}")
+            state = "is unknown" if job.state is None else f"is still {job.state} ({job.reason})"
+            yield Violation("job lost", f"{_named(job.work)}, accepted as {job.job}, {state}")
         elif job.state == "cancelled" and not job.may_be_cancelled:
             yield Violation(
                 "job lost", f"{_named(job.work)} ({job.job}) was cancelled, but not by us: {job.reason}"
@@ -440,8 +440,8 @@ def _check_code(call: Call, expected: frozenset[int]) -> str:
 
 def _check_sentence(call: Call) -> str:
     lines = [line for line in call.err.splitlines() if line.strip()]
-    said = [line for line in lines if re.match(r"(gpushare|docker|Error|error|time=)", line)]
-    return "" if said else f"ended with {call.code} and said nothing"
+    own_lines = [line for line in lines if re.match(r"(gpushare|docker|Error|error|time=)", line)]
+    return "" if own_lines else f"ended with {call.code} and said nothing"
 
 
 def _check_output(call: Call) -> str:

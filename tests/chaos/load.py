@@ -181,9 +181,9 @@ class Load:
     # --- commands
 
     def _container(self, words: Sequence[str], key: str, beats: int, codes: Sequence[int]) -> list[str]:
-        told = ",".join(str(code) for code in codes)
+        exit_codes = ",".join(str(code) for code in codes)
         mount = f"{self._machines.shared}:/out"
-        return [*words, "-v", mount, IMAGE, "sh", "-c", PROGRAM, key, str(beats), told]
+        return [*words, "-v", mount, IMAGE, "sh", "-c", PROGRAM, key, str(beats), exit_codes]
 
     async def call(
         self, command: str, words: Sequence[str], key: str, node: str, *,

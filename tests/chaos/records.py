@@ -80,10 +80,10 @@ class Call:
     """How many lines its program writes, where that is known."""
 
     def show(self) -> str:
-        said = " | ".join(line for line, _ in groupby(self.err.strip().splitlines()))
+        errors = " | ".join(line for line, _ in groupby(self.err.strip().splitlines()))
         return (
             f"{self.name} on {self.node}: `{self.command}` {self.began:.2f}..{self.ended:.2f} exit "
-            f"{self.code}; stderr: {said[-500:]}"
+            f"{self.code}; stderr: {errors[-500:]}"
         )
 
 

@@ -156,8 +156,8 @@ def test_the_script_of_each_shell_completes_a_lease(
     )
     assert done.stderr == ""
     lines = [re.split(r"[:\t]", line) for line in done.stdout.splitlines()]
-    told = [[]] * 2 if shell == "bash" else [["0.5 of ada (active)"], ["1 of bob (queued)"]]
-    assert lines == [["l-aaaa", *told[0]], ["l-abcd", *told[1]]]
+    descriptions = [[]] * 2 if shell == "bash" else [["0.5 of ada (active)"], ["1 of bob (queued)"]]
+    assert lines == [["l-aaaa", *descriptions[0]], ["l-abcd", *descriptions[1]]]
 
 
 def test_completion_names_its_shells(gpushare: Gpushare) -> None:

@@ -165,7 +165,7 @@ def test_idle_shows_who_holds_gpus_and_runs_no_kernel_the_longest_first(
 def test_a_report_tells_the_life_of_a_lease(gpushare: Gpushare) -> None:
     lines = gpushare("report", "l-7f3k", "--ascii").stdout.splitlines()
     assert lines[0] == "l-7f3k: finished(3), train, of alice in vision"
-    told = "\n".join(lines)
+    text = "\n".join(lines)
     for part in (
         "job       k3m9x0p2qa, attempt 1",
         "asked     0.25, for 8h",
@@ -177,7 +177,7 @@ def test_a_report_tells_the_life_of_a_lease(gpushare: Gpushare) -> None:
         "note      peak 7 GiB: `--gpu-memory 8g` is enough",
         "note      it asked for 8h: `--time 4h`",
     ):
-        assert part in told, told
+        assert part in text, text
 
 
 def test_a_report_finds_a_container_by_its_name(gpushare: Gpushare, standin: StandIn) -> None:

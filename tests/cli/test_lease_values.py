@@ -19,10 +19,10 @@ def test_plain_values_are_right_for_the_daemon_in_every_combination() -> None:
     for gpu, time, kind, project, (cpu, memory) in product(
         SIZES, TIMES, ["", "build", "train", "infer"], ["", "lab", "x" * 64], hosts
     ):
-        said = {"gpu": gpu, "time": time, "lease_class": kind, "project": project, "host_cpu_milli": cpu}
-        said["host_memory_bytes"] = memory
-        assert lease_values._are_plain(said), said
-        read_request(RequestSpec(**said), {})
+        fields = {"gpu": gpu, "time": time, "lease_class": kind, "project": project, "host_cpu_milli": cpu}
+        fields["host_memory_bytes"] = memory
+        assert lease_values._are_plain(fields), fields
+        read_request(RequestSpec(**fields), {})
 
 
 @pytest.mark.parametrize(

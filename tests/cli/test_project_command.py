@@ -96,8 +96,8 @@ def test_set_sends_what_was_said_and_nothing_else(gpushare: Gpushare, standin: S
     words = ("--guaranteed", "1.5", "--limit", "none", "--user", "alice", "--user", "bob", "--weight", "2")
     done = gpushare("project", "set", "vision", *words)
     assert done.stdout.splitlines()[0] == "vision: set at run time"
-    said = {key: value for key, value in standin.calls[-1].body.items() if value not in ("", False)}
-    assert said == {
+    sent = {key: value for key, value in standin.calls[-1].body.items() if value not in ("", False)}
+    assert sent == {
         "name": "vision",
         "guaranteed": "1.5",
         "limit": "none",

@@ -478,8 +478,8 @@ def test_what_is_told_of_jobs_on_simulated_gpus_says_so(gpushare: Gpushare, stan
 
 
 def test_why_of_a_job_tells_its_story(gpushare: Gpushare, standin: StandIn) -> None:
-    told = {"job": RUNNING, "reason_code": "", "story": [{"at": 0.0, "text": "submitted by ada@ws3"}]}
-    standin.answers["Jobs/Explain"] = ok(told)
+    explanation = {"job": RUNNING, "reason_code": "", "story": [{"at": 0.0, "text": "submitted by ada@ws3"}]}
+    standin.answers["Jobs/Explain"] = ok(explanation)
     lines = gpushare("why", JOB).stdout.splitlines()
     assert lines[0] == f"{JOB}: running, asks 0.5, of ada@ws3"
     assert "l-7f3k" in lines[1]

@@ -52,8 +52,8 @@ def test_a_warning_does_not_keep_others_from_being_made(before: CheckFinding) ->
 
 
 def test_a_check_may_say_itself_that_another_said_it_already() -> None:
-    said = skipped("nothing new", because="elsewhere")
-    assert run(first=said)["first"].blocked_by == "elsewhere"
+    finding = skipped("nothing new", because="elsewhere")
+    assert run(first=finding)["first"].blocked_by == "elsewhere"
 
 
 def test_a_check_that_must_not_be_made_is_not_called() -> None:

@@ -297,14 +297,14 @@ def test_a_start_that_fails_is_told_with_the_words_and_the_code(first_known: str
     node.placed()
     node.send(m.ClaimAsked(node.lease.id, ADA))
     node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
-    told = LaunchFailed(KEY, Ending(EndKind.FAILED, "no such program", 127), POOL)
+    event = LaunchFailed(KEY, Ending(EndKind.FAILED, "no such program", 127), POOL)
     if first_known == "by the start":
-        node.send(told)
+        node.send(event)
     node.seen(Condition.EXITED, 127, start_error="no such program")
     if first_known == "by the container":
-        node.send(told)
+        node.send(event)
     node.freed()
-    node.send(told)
+    node.send(event)
     assert node.ending == Ending(EndKind.FAILED, "no such program", 127)
     assert node.attempt.started_at is None
 

@@ -108,11 +108,11 @@ def test_a_lease_has_a_container_from_starting_until_draining_is_over(state: Lea
 
 def test_a_long_story_keeps_its_newest_lines_in_memory() -> None:
     """A container that crashes for weeks must not grow the daemon."""
-    told = lease(STATES[0])
+    noted = lease(STATES[0])
     for number in range(3 * STORY_KEPT_IN_MEMORY):
-        told = told.note(float(number), f"line {number}")
-    assert len(told.story) == STORY_KEPT_IN_MEMORY
-    assert told.story[-1].text == f"line {3 * STORY_KEPT_IN_MEMORY - 1}"
+        noted = noted.note(float(number), f"line {number}")
+    assert len(noted.story) == STORY_KEPT_IN_MEMORY
+    assert noted.story[-1].text == f"line {3 * STORY_KEPT_IN_MEMORY - 1}"
 
 
 def test_leases_that_differ_only_in_what_was_told_of_them_are_equal() -> None:

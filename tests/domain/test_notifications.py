@@ -263,8 +263,8 @@ def test_a_request_that_waits_is_told_when_it_is_granted() -> None:
     assert waiting is not None
     assert [event for event in node.events if event.subject == waiting.id] == []
     ends(node)
-    (told,) = [event for event in node.events if event.subject == waiting.id]
-    assert (told.kind, told.owner, told.owner_uid) == (NotificationKind.GRANTED, "bob", 1001)
+    (granted,) = [event for event in node.events if event.subject == waiting.id]
+    assert (granted.kind, granted.owner, granted.owner_uid) == (NotificationKind.GRANTED, "bob", 1001)
 
 
 @pytest.mark.parametrize(("by", "told"), [(BOB, []), (ROOT, ["ended"])])
@@ -314,13 +314,13 @@ def test_the_end_of_a_container_has_its_exit_code() -> None:
     node = Node()
     runs(node)
     ends(node, 3)
-    (told,) = [event for event in node.events if event.kind is NotificationKind.ENDED]
-    assert (told.outcome, told.exit_code, told.text) == (
+    (ended,) = [event for event in node.events if event.kind is NotificationKind.ENDED]
+    assert (ended.outcome, ended.exit_code, ended.text) == (
         "finished",
         3,
         f"{node.id} of alice ended: exit code 3",
     )
-    assert [(part.gpu, part.compute_permille) for part in told.gpus] == [("0", 500)]
+    assert [(part.gpu, part.compute_permille) for part in ended.gpus] == [("0", 500)]
 
 
 def test_the_pool_tells_that_its_jobs_begin_and_end_and_the_node_the_rest() -> None:

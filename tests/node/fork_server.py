@@ -47,11 +47,11 @@ def can_raise(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def _too_late(environment: Mapping[str, str]) -> dict[str, str]:
-    said = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_BEGINNING)}
-    said.pop("PYTHONPATH", "")  # the fork server begins in the folder that it names
+    early = {name: value for name, value in environment.items() if name.startswith(READ_AT_THE_BEGINNING)}
+    early.pop("PYTHONPATH", "")  # the fork server begins in the folder that it names
     if all(library.exists() and _is_named(library) for library in _libraries(environment)):
-        said.pop(FOLDERS, "")
-    return said
+        early.pop(FOLDERS, "")
+    return early
 
 
 def _libraries(environment: Mapping[str, str]) -> list[Path]:
@@ -166,19 +166,19 @@ def start(
 
 def run(words: Sequence[str], given: bytes, seconds: float) -> bytes:
     """What a program printed to whom this was given. Raises as ``subprocess.run`` where that checks."""
-    with TemporaryFile() as its_input, TemporaryFile() as printed, TemporaryFile() as said:
+    with TemporaryFile() as its_input, TemporaryFile() as printed, TemporaryFile() as output:
         its_input.write(given)
         its_input.seek(0)
-        streams = (its_input.fileno(), printed.fileno(), said.fileno())
+        streams = (its_input.fileno(), printed.fileno(), output.fileno())
         child = ForkedDaemon(_raised(words, os.environ, *streams), None, None)
         try:
             status = child.wait(seconds)
         finally:
             child.kill()
-        for file in (printed, said):
+        for file in (printed, output):
             file.seek(0)
         if status:
-            raise subprocess.CalledProcessError(status, list(words), printed.read(), said.read())
+            raise subprocess.CalledProcessError(status, list(words), printed.read(), output.read())
         return printed.read()
 
 

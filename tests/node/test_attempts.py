@@ -96,8 +96,8 @@ class Node:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             channel.settimeout(60)
             channel.connect(str(self.daemon.directory / "orders"))
-            said = {"ask": ask, "coordinator": self.coordinator, **fields}
-            channel.sendall(json.dumps(said).encode() + b"\n")
+            message = {"ask": ask, "coordinator": self.coordinator, **fields}
+            channel.sendall(json.dumps(message).encode() + b"\n")
             with channel.makefile() as lines:
                 answer = json.loads(lines.readline())
         assert not isinstance(answer, dict), answer["error"]
@@ -156,8 +156,8 @@ def test_an_order_runs_a_container_as_its_owner_and_ends_as_that_does(node: Node
     assert (ended.ending.kind, ended.ending.exit_code) == (EndKind.EXITED, 3)
     output = node.logs(place.key.job).splitlines()
     assert output[0] == str(USER.pw_uid)
-    told = {f"GPUSHARE_JOB_ID={place.key.job}", "GPUSHARE_ATTEMPT=1", "GPUSHARE_ARRAY_ID=a1"}
-    assert told | {"GPUSHARE_ARRAY_INDEX=7"} <= set(output)
+    variables = {f"GPUSHARE_JOB_ID={place.key.job}", "GPUSHARE_ATTEMPT=1", "GPUSHARE_ARRAY_ID=a1"}
+    assert variables | {"GPUSHARE_ARRAY_INDEX=7"} <= set(output)
     lease = node.daemon.lease(str(ended.lease))
     assert (lease["owner"], lease["outcome"]["kind"]) == ("games", "finished")
 
@@ -334,9 +334,9 @@ def test_a_gang_starts_when_it_is_told_to_and_knows_its_others(node: Node) -> No
     assert not reserved.committed
     node.take(Commit(place.key, 1, Gang(("10.0.0.1", "10.0.0.2"), 1, 29500, (1, 2))))
     node.until(place.key, AttemptState.ENDED)
-    said = set(node.logs(place.key.job).splitlines())
-    assert {"MASTER_ADDR=10.0.0.1", "MASTER_PORT=29500", "NODE_RANK=1", "WORLD_SIZE=3"} <= said
-    assert {"PET_NNODES=2", "PET_NPROC_PER_NODE=2", "GPUSHARE_HOSTS=10.0.0.1,10.0.0.2"} <= said
+    output = set(node.logs(place.key.job).splitlines())
+    assert {"MASTER_ADDR=10.0.0.1", "MASTER_PORT=29500", "NODE_RANK=1", "WORLD_SIZE=3"} <= output
+    assert {"PET_NNODES=2", "PET_NPROC_PER_NODE=2", "GPUSHARE_HOSTS=10.0.0.1,10.0.0.2"} <= output
 
 
 def test_a_gang_that_nobody_starts_gives_its_reservation_back(node: Node) -> None:

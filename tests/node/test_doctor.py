@@ -35,8 +35,8 @@ def test_json_and_grpc_name_the_same_checks_in_order(lone_daemon: DaemonProcess)
 
 def test_the_settings_are_for_the_trusted_and_the_checks_for_everybody(lone_daemon: DaemonProcess) -> None:
     trusted, confined = lone_daemon.call("Node/Doctor"), lone_daemon.call("Node/Doctor", uid=NOBODY)
-    told = {(one["section"], one["name"]): one["value"] for one in trusted["settings"]}
-    assert told["node", "state_dir"] == f'"{lone_daemon.state_dir}"'
+    settings = {(one["section"], one["name"]): one["value"] for one in trusted["settings"]}
+    assert settings["node", "state_dir"] == f'"{lone_daemon.state_dir}"'
     assert confined["settings"] == []
     assert len(confined["checks"]) == len(CHECKS)
 

@@ -59,9 +59,9 @@ def notice(daemon: DaemonProcess, lease: Json) -> Json | None:
 
 def wait_notice(daemon: DaemonProcess, lease: Json) -> Json:
     wait_until(lambda: notice(daemon, lease) is not None, "it is told")
-    told = notice(daemon, lease)
-    assert told is not None
-    return told
+    found = notice(daemon, lease)
+    assert found is not None
+    return found
 
 
 def runs(daemon: DaemonProcess, lease: Json) -> list[str]:

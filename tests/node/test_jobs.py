@@ -88,8 +88,8 @@ def test_a_submitted_job_runs_and_its_output_and_exit_code_are_had_by_the_comman
     daemon: DaemonProcess,
 ) -> None:
     options = ["--network", "none", "--label", f"{OWN_LABEL}={daemon.directory.name}", "-e", "GREETING=hello"]
-    said = 'echo "$GREETING $GPUSHARE_JOB_ID $GPUSHARE_COMPUTE_PERCENT"; exit 3'
-    done = daemon.gpushare("submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", said)
+    script = 'echo "$GREETING $GPUSHARE_JOB_ID $GPUSHARE_COMPUTE_PERCENT"; exit 3'
+    done = daemon.gpushare("submit", "--gpu", "0.25", *options, parts.BUSYBOX_IMAGE, "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     name = done.stdout.strip()
     waited = daemon.gpushare("wait", name)

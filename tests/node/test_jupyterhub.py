@@ -86,7 +86,7 @@ def hub(daemon: DaemonProcess, programs: Path, busybox_image: str) -> Iterator[H
     folder = daemon.directory / "hub"
     folder.mkdir()
     ports, token = free_ports(3), secrets.token_hex(16)
-    told = {
+    given = {
         "page": page_of(daemon, busybox_image),
         "command": ["httpd", "-f", "-p", "8888", "-h", "/etc"],
         "prefix": daemon.directory.name,
@@ -102,7 +102,7 @@ def hub(daemon: DaemonProcess, programs: Path, busybox_image: str) -> Iterator[H
     with log.open("wb") as output:
         process = subprocess.Popen(
             [programs / "venv/bin/jupyterhub", "-f", CONFIG],
-            env={**inherited, "HUB": json.dumps(told)},
+            env={**inherited, "HUB": json.dumps(given)},
             cwd=folder,
             stdout=output,
             stderr=output,

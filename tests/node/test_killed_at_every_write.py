@@ -58,10 +58,10 @@ def test_whatever_write_it_is_killed_at_nothing_is_sold_twice_touched_or_lost(
         administer(node)
     deaths = (daemon.directory / "deaths").read_text().splitlines()
     for when in ("before", "after"):
-        told = [line.removeprefix(f"{when} ") for line in deaths if line.startswith(when)]
-        states = {line.split()[1].rstrip(":") for line in told if not line.startswith("projects")}
+        marks = [line.removeprefix(f"{when} ") for line in deaths if line.startswith(when)]
+        states = {line.split()[1].rstrip(":") for line in marks if not line.startswith("projects")}
         assert states == {"queued", "reserved", "starting", "active", "paused", "draining", "ended"}
-        assert len([line for line in told if line.startswith("projects")]) == len(SETTINGS) + 1
+        assert len([line for line in marks if line.startswith("projects")]) == len(SETTINGS) + 1
 
 
 def play(node: KilledNode) -> None:

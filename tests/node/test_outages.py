@@ -138,7 +138,7 @@ def control_daemons(daemon: DaemonProcess) -> dict[str, psutil.Process]:
 
 def default_limit(binary: Path, pipe: str) -> str:
     """What the control daemon itself says of its memory limit."""
-    told = subprocess.run(
+    reply = subprocess.run(
         [binary],
         input="get_default_device_pinned_mem_limit 0\n",
         env={"CUDA_MPS_PIPE_DIRECTORY": pipe},
@@ -147,7 +147,7 @@ def default_limit(binary: Path, pipe: str) -> str:
         timeout=20,
         check=True,
     )
-    return told.stdout.strip()
+    return reply.stdout.strip()
 
 
 def test_a_killed_mps_daemon_is_started_again_with_its_limits_and_its_leases(

@@ -156,8 +156,8 @@ def test_a_container_whose_memory_limit_is_too_small_is_stopped_and_started_agai
     wait_until(lambda: hasty.lease(lease["id"])["preempt_step"] == "requeue", "it could not be suspended")
     with pytest.raises(Refused, match="its container has of the host's memory, and it may have 64 MiB"):
         hasty.call("Leases/Pause", {"lease_id": lease["id"]})
-    told = hasty.lease(lease["id"])
-    assert "the 38.1 MiB on its GPUs would come to" in told["preempt_why"]
+    preempted = hasty.lease(lease["id"])
+    assert "the 38.1 MiB on its GPUs would come to" in preempted["preempt_why"]
     assert "because the 38.1 MiB on its GPUs" in hasty.gpushare_says("why", lease["id"])
     hasty.call("Leases/Preempt", {"lease_id": lease["id"]})
     hasty.wait_lease(winner["id"], "reserved")

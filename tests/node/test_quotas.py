@@ -119,10 +119,10 @@ def test_a_reload_takes_over_projects_and_leaves_those_that_were_set(node: Daemo
 def test_promises_of_the_configuration_that_cannot_be_kept_are_told(new_daemon: NewDaemon) -> None:
     daemon = new_daemon(config="[projects.vision]\nguaranteed = 3\n")
     daemon.start()
-    told = "the projects are guaranteed 3 GPUs, but there are 2 GPUs"
-    wait_until(lambda: told in daemon.call("Node/Status")["troubles"], "it is told")
+    sentence = "the projects are guaranteed 3 GPUs, but there are 2 GPUs"
+    wait_until(lambda: sentence in daemon.call("Node/Status")["troubles"], "it is told")
     daemon.call("Projects/Set", {"name": "vision", "guaranteed": "1.5"})
-    wait_until(lambda: told not in daemon.call("Node/Status")["troubles"], "it is over")
+    wait_until(lambda: sentence not in daemon.call("Node/Status")["troubles"], "it is over")
 
 
 def test_users_in_no_project_are_one_of_their_own_while_there_is_something_to_show(

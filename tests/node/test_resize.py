@@ -192,7 +192,7 @@ def limits_of(daemon: DaemonProcess, binary: Path) -> list[str]:
     """
     (pipe,) = (daemon.runtime_dir / "mps").glob("l-*/pipe")
     asked = "get_default_device_pinned_mem_limit 0\nget_default_active_thread_percentage\n"
-    told = subprocess.run(
+    reply = subprocess.run(
         [binary],
         input=asked,
         env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
@@ -201,7 +201,7 @@ def limits_of(daemon: DaemonProcess, binary: Path) -> list[str]:
         timeout=20,
         check=False,
     )
-    return told.stdout.split()
+    return reply.stdout.split()
 
 
 def test_a_separate_lease_is_resized_with_its_own_control_daemon(

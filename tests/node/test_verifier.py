@@ -169,10 +169,10 @@ def test_a_lease_ends_with_the_reason_where_its_own_container_is_more_than_was_m
     lease = daemon.request("0.25", uid=ALICE)["id"]
     past_the_gate(daemon, plain, "--pid", "host", "--label", f"gpushare.device={lease}")
     ended = daemon.wait_lease(lease, "ended")
-    told = "shares the machine's namespaces pid"
-    assert told in json.dumps(ended)
-    assert told in daemon.gpushare_says("why", lease)
-    assert told in daemon.gpushare_says("audit")
+    sentence = "shares the machine's namespaces pid"
+    assert sentence in json.dumps(ended)
+    assert sentence in daemon.gpushare_says("why", lease)
+    assert sentence in daemon.gpushare_says("audit")
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,14 @@ def test_a_week_with_waste_and_waits_has_a_sentence_for_each() -> None:
     ]
     waits = [waited(number, 600 * number) for number in range(1, 11)] + [waited(99, 59)]
     held_text = "2 leases of vision held 50.0 GPU hours; kernels ran in 10% of the time that was seen"
-    told = (
+    sentences = (
         (f"in the week from 2026-11-16 {held_text}", "usage"),
         ("20.0 GPU hours lay idle", "waste"),
         ("4.0 GPU hours were of memory that was never used", "waste"),
         ("10 requests waited 9h10m together, half of them up to 50m and nine of ten up to 1h30m", "waits"),
     )
     lines = digest("vision", WEEK, rows, waits)
-    for line, (text, command) in zip(lines, told, strict=True):
+    for line, (text, command) in zip(lines, sentences, strict=True):
         assert line.startswith(f"{text}: `gpushare {command} {OPTIONS}`")
     assert "`gpushare idle`" in lines[1]
     assert "`gpushare report LEASE`" in lines[2]
@@ -85,10 +85,12 @@ def test_a_week_without_waste_says_what_was_used_and_no_more() -> None:
 
 def test_the_commands_of_a_digest_exist_with_their_options() -> None:
     rows = [held(1, Account(9 * HOUR, 0, 5 * HOUR, 4 * HOUR, 0, 3 * HOUR))]
-    said = re.findall(r"`gpushare ([a-z]+)([^`]*)`", " ".join(digest("vision", WEEK, rows, [waited(1, 600)])))
-    assert {name for name, _ in said} == {"usage", "waste", "idle", "report", "waits"}
+    commands = re.findall(
+        r"`gpushare ([a-z]+)([^`]*)`", " ".join(digest("vision", WEEK, rows, [waited(1, 600)]))
+    )
+    assert {name for name, _ in commands} == {"usage", "waste", "idle", "report", "waits"}
     context = click.Context(cli)
-    for name, options in said:
+    for name, options in commands:
         command = cli.get_command(context, name)
         assert command is not None
         known = {option for param in command.params for option in param.opts}

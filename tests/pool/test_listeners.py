@@ -107,8 +107,8 @@ async def test_reflection_is_for_administrators(coordinator: ServedCoordinator) 
         # types-grpcio-reflection knows neither asyncio's channels nor the stub's calls.
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
         answers = stub.ServerReflectionInfo(asked)
-        told = [answer async for answer in answers]
-        return {one.name for one in told[0].list_services_response.service}
+        listed = [answer async for answer in answers]
+        return {one.name for one in listed[0].list_services_response.service}
 
     assert {"gpushare.v1.PoolAdmin", "gpushare.v1.Jobs"} <= await services(coordinator.local)
     async with coordinator.by_tls(coordinator.daemon.users_port) as users:

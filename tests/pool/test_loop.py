@@ -88,7 +88,7 @@ async def test_an_attempt_is_in_the_store_before_its_node_is_told(pool: Pool) ->
 
 
 async def test_what_a_stranger_told_of_a_job_is_in_the_store_no_more_once_its_owner_means_another() -> None:
-    told = Report(
+    report = Report(
         AttemptKey(job_id(1), 1),
         AttemptState.ENDED,
         1,
@@ -98,7 +98,7 @@ async def test_what_a_stranger_told_of_a_job_is_in_the_store_no_more_once_its_ow
         REQUEST,
     )
     async with coordinator(enrolled=(Member(NODE, 0.0),)) as pool:
-        await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), reports=(told,)))
+        await pool.loop.send(NodeRegistered(NODE, INVENTORY, HeartbeatReport(), reports=(report,)))
         pool.clock.advance(PoolRules().recover_seconds)
         await pool.loop.send(PoolTick())
         assert pool.kept(ENDED) == [ENDED + job_id(1)]

@@ -46,11 +46,13 @@ def wait_for_roles(machines: Machines, *, above: int = 0) -> dict[str, str]:
     """Each machine's role, when one leads with a later epoch and the others stand by."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
-        told = {node: status_of(machines, node) for node in NODES}
-        roles = {node: str(one["role"]) for node, one in told.items()}
-        if Counter(roles.values()) == Counter(ROLES) and all(one["epoch"] > above for one in told.values()):
+        statuses = {node: status_of(machines, node) for node in NODES}
+        roles = {node: str(one["role"]) for node, one in statuses.items()}
+        if Counter(roles.values()) == Counter(ROLES) and all(
+            one["epoch"] > above for one in statuses.values()
+        ):
             return roles
-        assert time.monotonic() < until, told
+        assert time.monotonic() < until, statuses
 
 
 def kill_leader(machines: Machines) -> int:
@@ -80,12 +82,12 @@ def test_a_terminal_on_another_machine_outlives_the_leader(machines: Machines) -
     """Words that are typed while nobody leads arrive when somebody does."""
     run = machines.told("gpushare run --pool")
     assert "-it" in run
-    said, code = in_a_terminal(
+    output, code = in_a_terminal(
         f"{machines.told('export GPUSHARE_HOST=')}\n{run}",
         "echo still $((6 * 7)); exit 5\n",
         machines.environ,
         before=lambda: kill_leader(machines),
     )
-    assert "is on node b" in said
-    assert "still 42" in said
+    assert "is on node b" in output
+    assert "still 42" in output
     assert code == 5

@@ -334,8 +334,10 @@ def test_a_node_that_will_not_have_a_job_is_not_asked_again_for_it() -> None:
     (second,) = pool.where()
     assert second != first
     pool.says(second, S.REFUSED, ending=Ending(EndKind.FAILED, "no account", hint="make one"))
-    said = f"node {first} will not have it: no account on {first}; node {second} will not have it: no account"
-    assert pool.ended() == JobFailed(said, hint="make one")
+    sentences = (
+        f"node {first} will not have it: no account on {first}; node {second} will not have it: no account"
+    )
+    assert pool.ended() == JobFailed(sentences, hint="make one")
 
 
 def test_a_job_that_will_not_wait_ends_when_there_is_no_room_after_all() -> None:

@@ -61,9 +61,9 @@ def test_what_was_placed_counts_before_its_node_tells_of_it_and_once_when_it_doe
     """So that nothing is placed twice on the same part of a GPU, nor left empty."""
     pool = Pool("a")
     pool.submit("j1")
-    told = replace(held("a", 0, permille=500), attempt=pool.report("a", S.RUNNING, JobId("j1")).key)
+    holding = replace(held("a", 0, permille=500), attempt=pool.report("a", S.RUNNING, JobId("j1")).key)
     pool.says("a", S.RUNNING, JobId("j1"))
-    pool.heartbeat("a", holdings=(told,))
+    pool.heartbeat("a", holdings=(holding,))
     pool.submit("j2")
     pool.is_now(Placing, "j2")
     pool.submit("j3")
@@ -355,8 +355,8 @@ def test_jobs_that_a_stranger_tells_of_count_to_nobodys_quota_before_their_owner
     pool = Pool("a", "b", rules=TABLE)
     pool.ask_all()
     spec = JobSpec(WHOLE, Owner("ada@a", "ada"), image="x")
-    told = [pool.report("b", S.RUNNING, JobId(f"t{n}"), revision=5, spec=spec) for n in range(3)]
-    pool.register("b", *told)
+    reported = [pool.report("b", S.RUNNING, JobId(f"t{n}"), revision=5, spec=spec) for n in range(3)]
+    pool.register("b", *reported)
     assert pool.job("t0").project == "vision"
     pool.submit("j1", WHOLE)
     assert pool.where("j1") == ["a"]

@@ -148,6 +148,6 @@ def test_in_a_recovery_of_several_that_tell_of_a_job_the_highest_attempt_goes_on
     assert (pool.is_now(Running).attempt, pool.where()) == (2, ["b"])
     assert [(to, str(order.key)) for to, order in pool.orders(CancelPart)] == [("a", "j1/1")]
     assert (pool.job().told_by, pool.job().spec.target) == (B, B)
-    told = pool.told()
-    assert "node a tells of attempt 1, which is taken over" in told
-    assert "node b tells of attempt 2, which is taken over" in told
+    sentences = pool.told()
+    assert "node a tells of attempt 1, which is taken over" in sentences
+    assert "node b tells of attempt 2, which is taken over" in sentences

@@ -256,17 +256,17 @@ async def test_of_writes_that_fill_etcd_together_each_is_told_what_became_of_it(
     cluster = etcd_cluster(1, flags=[f"--quota-backend-bytes={4 * 1024 * 1024}"])
     async with opened(EtcdAccess(cluster.endpoints)) as store:
         writer = Writer(store, await store.lead())
-        told: set[str] = set()
+        acknowledged: set[str] = set()
         refused = 0
         async with asyncio.timeout(SECONDS):
             while not refused:
-                keys = [f"k/{len(told) + number:03d}" for number in range(10)]
+                keys = [f"k/{len(acknowledged) + number:03d}" for number in range(10)]
                 puts = [writer.put(key, "x" * 100_000) for key in keys]
                 done = await asyncio.gather(*puts, return_exceptions=True)
-                told |= {key for key, one in zip(keys, done, strict=True) if isinstance(one, int)}
+                acknowledged |= {key for key, one in zip(keys, done, strict=True) if isinstance(one, int)}
                 refused = sum(isinstance(one, StoreUnavailable) for one in done)
                 assert sum(isinstance(one, int) for one in done) + refused == len(keys)
-        assert (await values(store, "k/")).keys() == told
+        assert (await values(store, "k/")).keys() == acknowledged
 
 
 CORRUPT_ALARM = b"\x08\x01\x18\x02"

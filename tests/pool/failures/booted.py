@@ -265,8 +265,8 @@ class BootedPool:
         return job
 
     def jobs(self) -> dict[str, dict[str, Any]]:
-        told = self.coordinator.call("Jobs/List", {"all": True, "ended": True})
-        return {job["id"]: job for job in told.get("jobs", [])}
+        listed = self.coordinator.call("Jobs/List", {"all": True, "ended": True})
+        return {job["id"]: job for job in listed.get("jobs", [])}
 
     def wait_state(self, job: str, *states: str) -> Json:
         self._wait(lambda: self.jobs()[job]["state"] in states, f"job {job} is {' or '.join(states)}")

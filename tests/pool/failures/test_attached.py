@@ -35,8 +35,8 @@ def test_a_run_does_not_notice_that_the_coordinator_died(world: World, terminal:
             world.coordinator.kill()
             world.coordinator.start()
         assert attached.code() == 7
-    said = attached.seen.replace(b"\r", b"")
-    assert said[said.index(b"n1\n") :] == b"".join(b"n%d\n" % number for number in range(1, UPTO + 1))
+    output = attached.seen.replace(b"\r", b"")
+    assert output[output.index(b"n1\n") :] == b"".join(b"n%d\n" % number for number in range(1, UPTO + 1))
 
 
 def test_the_code_of_a_program_that_ended_while_the_coordinator_was_away_is_the_commands(

@@ -202,9 +202,9 @@ class World:
             *self.nodes.items(),
         ]
         try:
-            told = f"{self.coordinator.status()}\n"
+            report = f"{self.coordinator.status()}\n"
         except GpushareError as error:
-            told = f"{error}\n"
-        return told + "\n".join(
+            report = f"{error}\n"
+        return report + "\n".join(
             f"--- {name}\n{one.program.tail(6000)}" for name, one in programs if one.program is not None
         )

@@ -70,10 +70,10 @@ async def test_a_mailbox_keeps_the_newest_word_of_each_subject_in_the_order_of_s
 
 async def test_a_word_is_made_when_it_is_its_turn_and_left_out_where_there_is_none_by_then() -> None:
     box: Mailbox[str] = Mailbox(10)
-    said = "early"
+    answer = "early"
     box.put("gone", lambda: None)
-    box.put("said", lambda: said)
-    said = "late"
+    box.put("said", lambda: answer)
+    answer = "late"
     assert await box.take() == "late"
 
 
@@ -173,8 +173,8 @@ def test_stray_memory_is_told_in_steps_and_troubles_as_the_node_judges_them() ->
 
 def test_an_inventory_stays_the_same_while_a_gpu_is_in_trouble() -> None:
     """What changes often is told apart from what hardly ever does."""
-    told = [
+    inventories = [
         inventory_of(NodeState(gpus={GPU.id: gpu}), address="a", version="1", simulated=False)
         for gpu in (GPU, replace(GPU, trouble="is hot"))
     ]
-    assert told[0] == told[1]
+    assert inventories[0] == inventories[1]

@@ -48,8 +48,8 @@ def bounded(coordinator: Coordinator, bounds: RegistrationBounds) -> Troubles:
 
 
 def hello(node: str, more: int = 0) -> link_pb2.Up:
-    said = link_pb2.Hello(node=node, inventory=b'{"gpus":[]}', free=b"{}", more_reports=more)
-    return link_pb2.Up(hello=said)
+    message = link_pb2.Hello(node=node, inventory=b'{"gpus":[]}', free=b"{}", more_reports=more)
+    return link_pb2.Up(hello=message)
 
 
 def reports(count: int) -> Iterator[link_pb2.Up]:
@@ -161,11 +161,11 @@ async def test_of_what_a_registration_tells_of_its_jobs_no_more_is_kept_than_can
     bounded(new_coordinator, replace(BOUNDS, specs=3, spec_bytes=250))
     async with new_coordinator.serving(), stream(new_coordinator, new_coordinator.enrol(N1)) as call:
         large = replace(spec(), body="x" * 100)
-        told = [
+        reported = [
             Report(AttemptKey(JobId(f"{number:010}"), 1), AttemptState.RUNNING, number, spec=large)
             for number in range(9)
         ]
-        for message in codec.registration_messages(hello(N1).hello, told):
+        for message in codec.registration_messages(hello(N1).hello, reported):
             await call.write(message)
         assert (await answer(call)).HasField("welcome")
     (event,) = (one for one in new_coordinator.machine.events if isinstance(one, NodeRegistered))

@@ -124,9 +124,9 @@ async def test_whose_a_job_is_the_pool_decides_and_not_the_node_that_tells_of_it
         await call.write(link_pb2.Up(report=codec.report_bytes(other)))
         said = await coordinator.machine.heard(lambda event: isinstance(event, m.AttemptReported))
     greeted = next(event for event in coordinator.machine.events if isinstance(event, m.NodeRegistered))
-    told = greeted.reports[0].spec
-    assert told is not None
-    assert told.owner == Owner("eve@n1", "eve@n1")
+    spec_of_node = greeted.reports[0].spec
+    assert spec_of_node is not None
+    assert spec_of_node.owner == Owner("eve@n1", "eve@n1")
     assert isinstance(said, m.AttemptReported)
     assert isinstance(said.report, Report)
     assert said.report.spec is None

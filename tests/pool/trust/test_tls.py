@@ -42,9 +42,9 @@ def suites() -> list[str]:
 
 async def test_two_who_know_tls_1_3_speak_it(pool: Coordinator) -> None:
     for port in (pool.users_port, pool.nodes_port):
-        said = await asyncio.to_thread(handshake, port, ssl.TLSVersion.TLSv1_3)
-        assert said is not None
-        assert said.startswith("TLSv1.3 "), said
+        version = await asyncio.to_thread(handshake, port, ssl.TLSVersion.TLSv1_3)
+        assert version is not None
+        assert version.startswith("TLSv1.3 "), version
 
 
 async def test_of_tls_1_2_only_suites_with_forward_secrecy_and_authenticated_encryption_are_spoken(

@@ -20,8 +20,8 @@ def test_a_flood_is_told_as_one_line_with_the_number_of_the_rest(line: AuditLine
     passed = [one for one in lines if folding.passes(one, 0.0)]
     assert passed == lines[: int(burst)]
     assert list(folding.due(WINDOW_SECONDS - 1)) == []
-    (told,) = folding.due(WINDOW_SECONDS)
-    assert told == replace(lines[-1], more=1000 - int(burst) - 1)
+    (due,) = folding.due(WINDOW_SECONDS)
+    assert due == replace(lines[-1], more=1000 - int(burst) - 1)
     assert list(folding.due(9 * WINDOW_SECONDS)) == []
 
 
@@ -72,6 +72,6 @@ def test_a_flood_of_many_uids_is_bounded_too_and_what_is_lost_is_counted() -> No
     folding = Folding(0.0)
     lines = [replace(DID, uid=100_000 + number) for number in range(20_000)]
     assert sum(folding.passes(line, 0.0) for line in lines) == ALL.burst
-    told = list(folding.due(0.0, all_of_them=True))
-    assert len(told) == MAX_FOLDS
-    assert ALL.burst + len(told) + folding.lost == len(lines)
+    rest = list(folding.due(0.0, all_of_them=True))
+    assert len(rest) == MAX_FOLDS
+    assert ALL.burst + len(rest) + folding.lost == len(lines)

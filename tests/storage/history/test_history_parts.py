@@ -265,11 +265,11 @@ def test_image_and_names_leave_the_node_for_jobs_of_the_pool_only(tmp_path: Path
     file.write(HistoryBatch(SourceName("box", 1), BEGIN_MS, leases=leases))
     part = file.part(HistoryPosition(), POOL, NODE)
     assert part is not None
-    told = {lease.lease: lease for lease in part.leases}
-    assert told[LeaseId("ours")] == leases[1]
+    summaries = {lease.lease: lease for lease in part.leases}
+    assert summaries[LeaseId("ours")] == leases[1]
     for name in ("local", "other"):
-        assert "secret" not in repr(told[LeaseId(name)])
-        assert told[LeaseId(name)].owner == "ada"
+        assert "secret" not in repr(summaries[LeaseId(name)])
+        assert summaries[LeaseId(name)].owner == "ada"
     without = file.part(HistoryPosition(), "", NODE)
     assert without is not None
     assert all("secret" not in repr(lease) for lease in without.leases)
