@@ -113,7 +113,8 @@ class QueueOrderConfig:
         2 * HOUR_SECONDS,
         Seconds(1, YEAR_SECONDS),
         "A request that waits longer may be its project's next turn, whatever its priority; turns come so "
-        "often. A request for several GPUs that waits longer goes first where it fits at once.",
+        "often. A request for several GPUs that waits longer goes first where it fits at once. A quarter of it "
+        "is the longest wait before leases lose their work for a guarantee.",
     )
     turn_seconds: int = setting(
         HOUR_SECONDS,

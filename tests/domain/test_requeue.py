@@ -497,6 +497,8 @@ def test_one_that_grew_before_its_checkpoint_began_takes_the_next_step_and_may_b
     assert able.is_in(lease) == "suspending"
     able.tell(lease, FEW)
     able.send(m.SuspendFailed(lease.id, "too little memory", lasting=False))
+    assert able.of(lease).notice is None
+    able.passes(150)  # it would lose its work now: the winner waits for a quarter of it
     notice = able.of(lease).notice
     assert notice is not None
     assert (notice.kind, able.of(lease).preemption.suspend_trouble) == (NoticeKind.PREEMPTED, "")

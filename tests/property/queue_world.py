@@ -19,6 +19,7 @@ from gpushared.domain.scheduling.pass_records import (
     PendingRequest,
     Plan,
     Preemption,
+    PreemptionMode,
     RunningLease,
 )
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacities, free_capacities
@@ -58,6 +59,8 @@ class QueueWorld:
     usage: Usage = field(default_factory=lambda: Usage(86400.0))
     ended: list[Interval] = field(default_factory=list)
     count: int = 0
+    step: PreemptionMode = PreemptionMode.REQUEUE
+    """All leases give way so."""
 
     def copy(self) -> QueueWorld:
         """The same world, to try things in."""
@@ -131,7 +134,9 @@ class QueueWorld:
             state=Reserved(grants, self.now, self.now),
             expires_at=None if limit is None else self.now + limit,
         )
-        self.holders[lease.id] = RunningLease(lease, one.project, one.priority, self.now, behind=behind)
+        self.holders[lease.id] = RunningLease(
+            lease, one.project, one.priority, self.now, step=self.step, behind=behind
+        )
 
     def end(self, lease: LeaseId) -> RunningLease:
         """A lease ends, or leaves; its interval goes to the books."""

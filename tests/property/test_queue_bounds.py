@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.scheduling.holder_index import HolderIndex
+from gpushared.domain.scheduling.pass_records import PreemptionMode
 from gpushared.domain.scheduling.plan import DRAIN_REST
+from gpushared.domain.scheduling.preemption import PATIENCE_PART
 from gpushared.domain.scheduling.projects import (
     DEFAULT_CLASSES,
     Policy,
@@ -178,13 +180,19 @@ def test_large_requests_are_drained_for_one_after_the_other(seed: int, longest: 
     seed=st.integers(0, 1_000_000),
     gpus=st.integers(1, 4),
     guaranteed=st.sampled_from((500, 1000, 2000)),
+    step=st.sampled_from((PreemptionMode.PAUSE, PreemptionMode.REQUEUE)),
 )
-def test_a_guarantee_is_kept_within_the_notice(seed: int, gpus: int, guaranteed: int) -> None:
-    """A project below its guarantee waits no longer than notice and grace while preemptible work runs."""
+def test_a_guarantee_is_kept_within_the_notice(
+    seed: int, gpus: int, guaranteed: int, step: PreemptionMode
+) -> None:
+    """A project below its guarantee waits no longer than notice and grace while preemptible work runs.
+
+    Where that work would be lost, the project waits for a quarter of the patience before.
+    """
     chance = random.Random(seed)
     guaranteed = min(guaranteed, gpus * 1000)
     paid = Project("paid", quota=Quota(guaranteed=guaranteed))
-    world = QueueWorld(Policy(projects={"paid": paid}), (gpus,))
+    world = QueueWorld(Policy(projects={"paid": paid}), (gpus,), step=step)
     for number in range(gpus * 6):
         size = chance.choice((250, 500, 1000))
         world.submit(f"user{number % 3}", request_of(size, 1, LeaseClass.TRAIN))
@@ -195,10 +203,13 @@ def test_a_guarantee_is_kept_within_the_notice(seed: int, gpus: int, guaranteed:
         world.submit("paid", request_of(size, 1, LeaseClass.BUILD))
     began = world.now
     world.decide()
+    wait_seconds = 0.0 if step.loses_nothing else PATIENCE_PART * world.policy.patience_seconds
+    world.advance(wait_seconds)
+    world.decide()
     world.advance(world.policy.notice_seconds + world.policy.grace_seconds)
     held = [one for one in world.holders.values() if one.project == "paid"]
     assert len(held) == guaranteed // size
-    assert all(one.started_at - began <= 40.0 for one in held)
+    assert all(one.started_at - began <= wait_seconds + 40.0 for one in held)
 
 
 @given(intervals=INTERVALS, cuts=st.lists(st.floats(0, 1), max_size=4), order=st.randoms())
@@ -262,7 +273,7 @@ def _ask_and_wait(world: QueueWorld, chance: random.Random) -> None:
 def test_nobody_waits_for_a_victim_that_left_and_holds_gpus_elsewhere() -> None:
     """It may have found other room before the last victim has left."""
     paid = Project("paid", quota=Quota(guaranteed=2000))
-    world = QueueWorld(Policy(projects={"paid": paid}), (2, 1))
+    world = QueueWorld(Policy(projects={"paid": paid}), (2, 1), step=PreemptionMode.PAUSE)
     world.submit("short", request_of(1000, 1, LeaseClass.TRAIN, 620))
     world.decide()
     for _ in range(2):

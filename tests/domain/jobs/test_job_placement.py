@@ -146,6 +146,9 @@ def test_jobs_give_way_to_what_a_project_is_guaranteed() -> None:
     pool.now += 3600
     pool.heartbeat("a")
     pool.submit("mine", WHOLE)
+    assert not pool.orders()  # the guest would lose an hour's work, so the job waits for a quarter of an hour
+    pool.now += 1000
+    pool.heartbeat("a")
     ((_, order),) = pool.orders()
     assert isinstance(order, CancelPart)
     assert order.key.job == "guest"
