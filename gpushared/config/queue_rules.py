@@ -114,7 +114,7 @@ class QueueOrderConfig:
         Seconds(1, YEAR_SECONDS),
         "A request that waits longer may be its project's next turn, whatever its priority; turns come so "
         "often. A request for several GPUs that waits longer goes first where it fits at once. A quarter of it "
-        "is the longest wait before leases lose their work for a guarantee.",
+        "is the longest wait before leases lose their work for a guarantee or a priority.",
     )
     turn_seconds: int = setting(
         HOUR_SECONDS,

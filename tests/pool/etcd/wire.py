@@ -85,6 +85,7 @@ class Wire:
                 await asyncio.wait({free, more}, return_when=asyncio.FIRST_COMPLETED)
                 if not more.done():
                     more.cancel()
+                    await asyncio.wait({more})
                 elif more.result():
                     data += more.result()
                 else:  # the other end has closed
