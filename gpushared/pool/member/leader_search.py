@@ -63,15 +63,24 @@ class LeaderSearch:
     def failed(self, *, may_recover: bool) -> bool:
         """Leave the address that was dialled, and return True if the round is over: all have failed."""
         self._may_recover |= may_recover
-        if not self._round.failed(self.dialled):
-            return False
+        is_over = self._round.failed(self.dialled)
         if self._addresses.present == self._silent_leader:
-            # It is asked last, because it may answer nothing for long.
-            self._addresses.leave(self._silent_leader)
+            # It is passed over once, because it may answer nothing for long.
+            is_over = self._pass_over_silent_leader(is_over=is_over)
+        if not is_over:
+            return False
         # While a leader takes over, others name it already, but it still answers that nobody leads: this node
         # must not wait for the leader after that one.
         self._lost_epoch = self._linked_epoch if self._leader_unknown else self._known_epoch
         self._leader_unknown = False
+        return True
+
+    def _pass_over_silent_leader(self, *, is_over: bool) -> bool:
+        """Return True if the round is over now. A new round, which a newer epoch began, counts it as failed."""
+        silent, self._silent_leader = self._silent_leader, ""
+        if not is_over:
+            return self._round.failed(silent)
+        self._addresses.leave(silent)
         return True
 
     def end_round(self) -> bool:
