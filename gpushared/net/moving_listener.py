@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError
 from gpushared.net.front import Acceptor
@@ -73,9 +73,7 @@ class MovingListener(Generic[_Address]):
             why = error.strerror if isinstance(error, OSError) else error.message
             text = f"{listen_place.subject} cannot be served at {listen_place.address_text(address)}: {why}"
             self._troubles.raised(listen_place.part, text)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):
-                    await self._reloaded.wait()
+            await within(self._reloaded, RETRY_SECONDS)
             return
         self._troubles.cleared(listen_place.part)
         self._listening(address)

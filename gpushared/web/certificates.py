@@ -18,6 +18,7 @@ from pathlib import Path
 from cryptography import x509
 
 from gpushared.daemon.files import as_config_error
+from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import ConfigError
 
@@ -83,11 +84,7 @@ class CertificateFiles:
         while True:
             self._reloaded.clear()
             await self.look()
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._reloaded.wait()
-            except TimeoutError:
-                continue
+            await within(self._reloaded, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Read the files if they are new. A pair that cannot be used leaves the last good one."""

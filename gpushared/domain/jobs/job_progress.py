@@ -41,7 +41,7 @@ from gpushared.domain.jobs.member import HeartbeatReport, RefusalPause
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report, moved
 from gpushared.domain.model.backoff import backoff_seconds
-from gpushared.domain.model.units import format_wait
+from gpushared.domain.model.units import first_few, format_wait
 
 NAMED = 3
 MAX_REFUSERS = 16
@@ -331,8 +331,7 @@ def _named(ending: Ending, nodes: Sequence[NodeName]) -> Ending:
     """Add the nodes' names to the reason of an attempt that could not begin."""
     if ending.kind is not EndKind.FAILED or not nodes or HERE in nodes:
         return ending
-    more = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
-    where = f"node{'' if len(nodes) == 1 else 's'} {', '.join(nodes[:NAMED])}{more}"
+    where = f"node{'' if len(nodes) == 1 else 's'} {first_few(nodes, NAMED)}"
     return replace(ending, reason=cut_short(f"{where}: {_reason_of(ending)}"))
 
 

@@ -14,7 +14,7 @@ from gpushared.domain.model.lease import (
     Requeued,
     Suspended,
 )
-from gpushared.domain.model.units import format_wait
+from gpushared.domain.model.units import first_few, format_wait
 from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.outcome import waits_for_leases
@@ -77,11 +77,10 @@ def _who_would_lose(lease: Lease, state: NodeState) -> str:
     ]
     if not losers:
         return ""
-    names = ", ".join(f"{other.id} of {other.owner_name}" for other in losers[:NAMED])
-    more = f" and {len(losers) - NAMED} more" if len(losers) > NAMED else ""
+    names = first_few([f"{other.id} of {other.owner_name}" for other in losers], NAMED)
     has, its = ("has", "its") if len(losers) == 1 else ("have", "their")
     return (
-        f"{names}{more} {has} no time limit and would lose {its} work by giving way; an administrator may set "
+        f"{names} {has} no time limit and would lose {its} work by giving way; an administrator may set "
         "`time_limit_seconds` of a class, or let leases give way with `preemption`"
     )
 

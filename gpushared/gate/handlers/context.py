@@ -19,6 +19,7 @@ import h11
 
 from gpushared.domain.model.errors import EngineUnavailable, RequestError
 from gpushared.domain.model.request import Caller
+from gpushared.domain.model.units import first_few
 from gpushared.gate.api.body import Body, Json, check_create, section
 from gpushared.gate.api.field_kinds import Table, Version, fit, readable, respelled, version_of
 from gpushared.gate.api.fields import NEWEST
@@ -75,8 +76,7 @@ ExitNotice = Callable[[], bytes]
 def _note(path: str, dropped: list[str]) -> None:
     """Log the names of dropped fields, but no values, which may be secrets, and not thousands of names."""
     if dropped:
-        more = f" and {len(dropped) - MOST_NAMED} more" if len(dropped) > MOST_NAMED else ""
-        log.debug("the engine does not read %s%s of %s", ", ".join(dropped[:MOST_NAMED]), more, path)
+        log.debug("the engine does not read %s of %s", first_few(dropped, MOST_NAMED), path)
 
 
 def with_json(answer: EngineAnswer, value: Json) -> EngineAnswer:

@@ -8,7 +8,6 @@ afterwards, the engine's next start of the container, by its own restart policy 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
@@ -23,6 +22,7 @@ from urllib.parse import quote
 import h11
 
 from gpushared.daemon.files import write_durably
+from gpushared.daemon.tasks import within
 from gpushared.domain.model.errors import (
     EngineUnavailable,
     GpushareError,
@@ -290,9 +290,7 @@ class HeldMounts:
 
     async def _sweep_when_woken(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_SECONDS):
-                    await self._wake.wait()
+            await within(self._wake, SWEEP_SECONDS)
             await asyncio.sleep(GATHER_SECONDS)  # many containers often go together
             self._wake.clear()
             try:

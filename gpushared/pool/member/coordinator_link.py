@@ -17,7 +17,7 @@ import grpc
 
 from gpushared.api.v1 import link_pb2_grpc
 from gpushared.daemon.clocks import boottime, day_at
-from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.tasks import TaskSet, within
 from gpushared.daemon.troubles import Troubles
 from gpushared.domain.model.errors import Code, GpushareError, TimedOut, Unavailable, WrongCoordinator
 from gpushared.domain.model.lease import AttemptKey, JobId
@@ -127,7 +127,6 @@ class MemberLink:
         self._next_try_at: float | None = None
         self._heard_at: float | None = None
         self._error: GpushareError | None = None
-        self._epoch = 0
         self._coordinators = 0
         self._clock_ahead_seconds: float | None = None
 
@@ -182,7 +181,7 @@ class MemberLink:
             last_error=str(self._error) if self._error is not None else "",
             why=self._error.message if self._error is not None else "",
             next_try_at=_day(self._next_try_at),
-            epoch=self._epoch,
+            epoch=self._search.linked_epoch,
             clock_ahead_seconds=self._clock_ahead_seconds,
         )
 
@@ -197,13 +196,7 @@ class MemberLink:
 
     async def changed(self, timeout_seconds: float) -> bool:
         """Wait until the link comes up or is lost; return False if the time ends first."""
-        changed = self._changed
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(self._changed, timeout_seconds)
 
     # --- life ------------------------------------------------------------------------------------------
 
@@ -271,14 +264,15 @@ class MemberLink:
         self._logged.clear()
         self._coordinators = len(session.welcome.node_addresses) or self._coordinators
         self._beat_seconds = session.welcome.beat_seconds
-        self._epoch = session.welcome.epoch
         self._connected_since, self._lost_since = boottime(), None
         self._next_try_at = self._error = None
         self._troubles.cleared(PART)
         self._clock_ahead_seconds = session.clock_difference_seconds
         self._judge_clocks(self._clock_ahead_seconds)
         self._wake()
-        log.info("pool=%s joined by=%s epoch=%d", self._identity.pool, self.dial.address, self._epoch)
+        log.info(
+            "pool=%s joined by=%s epoch=%d", self._identity.pool, self.dial.address, session.welcome.epoch
+        )
 
     def _judge_clocks(self, ahead_seconds: float) -> None:
         if abs(ahead_seconds) <= MAX_CLOCK_DIFFERENCE_SECONDS:
@@ -316,13 +310,9 @@ class MemberLink:
         self._next_try_at = now + seconds
         if refused or self._away_seconds() > AWAY_SECONDS:
             self._troubles.raised(PART, self._trouble())
-        try:
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
-        except TimeoutError:
-            return
-        self._hurry.clear()
-        self._backoff.after_success()
+        if await within(self._hurry, seconds):
+            self._hurry.clear()
+            self._backoff.after_success()
 
     def _pause(self) -> tuple[bool, float]:
         """Return True if only people can change the refusal, and the seconds to wait.

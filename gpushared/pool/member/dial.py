@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,7 +38,7 @@ MAX_DETAILS = 300
 PARTING_SECONDS = 24 * 3600.0
 """Calls over a channel may go on for this long after there is a newer channel."""
 
-_TIMED_OUT = re.compile(r"timed out|timeout")
+_TIMED_OUT = ("timed out", "timeout")
 """gRPC's texts when the kernel or a ping has given a connection up: the other end sends nothing any more."""
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
 CONTACT_SECONDS = 15.0
@@ -150,7 +149,7 @@ def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
         )
     if hint := hint_of(error):
         return Unavailable(f"the coordinator at {address} refuses the link: {details}", hint=hint)
-    kind = TimedOut if _TIMED_OUT.search(details) else Unavailable
+    kind = TimedOut if any(sign in details for sign in _TIMED_OUT) else Unavailable
     return kind(
         f"the coordinator at {address} does not answer: {details}",
         hint="it is dialled again by itself; jobs and leases here go on meanwhile",

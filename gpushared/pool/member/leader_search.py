@@ -15,12 +15,12 @@ class LeaderSearch:
     def __init__(self, addresses: CoordinatorAddresses) -> None:
         self.dialled = ""
         """Hold the address that was dialled last."""
+        self.linked_epoch = 0
+        """Hold the epoch of the leader that this node was last linked to."""
         self._addresses = addresses
         self._round = AddressRound(addresses)
         self._may_recover = False
         """Hold True if an address of this round failed in a way that may pass."""
-        self._linked_epoch = 0
-        """Hold the epoch of the leader that this node was last linked to."""
         self._known_epoch = 0
         """Hold the newest epoch that a coordinator has named."""
         self._lost_epoch: int | None = None
@@ -42,7 +42,7 @@ class LeaderSearch:
 
     def found(self, epoch: int) -> None:
         """Note that this node is linked to the leader of that epoch."""
-        self._linked_epoch = self._known_epoch = epoch
+        self.linked_epoch = self._known_epoch = epoch
         self._lost_epoch, self._silent_leader = None, ""
         self._round.begin_anew()
 
@@ -71,7 +71,7 @@ class LeaderSearch:
             return False
         # While a leader takes over, others name it already, but it still answers that nobody leads: this node
         # must not wait for the leader after that one.
-        self._lost_epoch = self._linked_epoch if self._leader_unknown else self._known_epoch
+        self._lost_epoch = self.linked_epoch if self._leader_unknown else self._known_epoch
         self._leader_unknown = False
         return True
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import grpc
 
 from gpushared.api.v1 import jobs_pb2
-from gpushared.daemon.tasks import TaskSet
+from gpushared.daemon.tasks import TaskSet, within
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
@@ -321,9 +321,7 @@ class TunnelEndpoints:
         A program's output and its exit code come on two connections. Their reader takes a connection for
         broken if it returns much later than the other.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._is_back.wait()
+        await within(self._is_back, seconds)
 
     # --- tunnels that are ready --------------------------------------------------------------------------
 
