@@ -26,7 +26,7 @@ _MORE = 0x80
 _MAX_LENGTH_BYTES = 5
 
 _Message = TypeVar("_Message", jobs_pb2.TunnelChunk, link_pb2.TunnelData)
-CHUNK_BYTES = 512 * 1024
+CHUNK_BYTES = 1024 * 1024
 """Bound one message. Each costs the same in every process on the way, whatever its size."""
 MUCH_BYTES = 16 * 1024
 """After this many bytes at once more bytes are likely to follow: they gather in the socket for a moment, so
