@@ -61,7 +61,10 @@ class JobsConfig:
         key="keep_containers",
     )
     max_kept_containers: int = setting(
-        200, Whole(0, 100_000), "How many of them of each user may stay; the oldest go first."
+        200,
+        Whole(0, 100_000),
+        "How many of them of each user may stay, at most half of `containers_per_user`; the oldest go first, "
+        "and sooner where a new job needs the place.",
     )
     max_pulls: int = setting(2, Whole(1, 64), "How many images are pulled for jobs at a time.")
     pull_seconds: int = setting(

@@ -111,6 +111,7 @@ class PoolServices:
             lambda error: error_of(error, "the pool's coordinator"),
         )
         self.link.receivers.open_tunnel = self._ends.open
+        self.link.receivers.fell_silent = self._calls.give_up
 
     def calls(self) -> dict[str, Unary]:
         """Return the calls, besides those about jobs, that go to the coordinator unchanged."""

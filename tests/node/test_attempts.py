@@ -42,6 +42,7 @@ trusted_realms = ["lab"]
 stop_grace_seconds = 1
 """
 HALF = Request(compute_permille=500, memory_permille=500)
+SMALL = Request(compute_permille=200, memory_permille=200)
 FINAL = {AttemptState.ENDED, AttemptState.REFUSED}
 
 
@@ -520,6 +521,33 @@ def test_containers_of_jobs_that_are_over_go_when_they_are_due(
     node.daemon.config += "[jobs]\nkeep_containers = 0\n"
     node.daemon.restart()
     wait_until(lambda: node.listed(over.key.job) == [], "it is removed")
+    assert len(node.containers(runs.key.job)) == 1
+
+
+def test_containers_that_are_kept_for_their_logs_keep_no_job_from_running(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """The oldest of them go first, however many jobs come at once; what runs, and what is nobody's job, stays."""
+    node = new_node(new_daemon, docker_engine, config="[gate]\ncontainers_per_user = 3\n")
+    # This account has containers in no other test, so that the limit counts those of this test alone.
+    node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
+    node.daemon.start()
+    owner = Owner("alone@lab", "x")
+    runs = order(node, "sleep 1000", owner=owner)
+    node.placed(runs)
+    node.until(runs.key, AttemptState.RUNNING)
+    over = [order(node, f"echo {n}", owner=owner) for n in range(3)]
+    for place in over:
+        node.placed(place)
+        node.until(place.key, AttemptState.ENDED)
+    together = [order(node, "true", owner=owner, request=SMALL) for _ in range(2)]
+    for place in together:
+        node.placed(place)
+    for place in together:
+        ending = node.until(place.key, AttemptState.ENDED).ending
+        assert ending is not None
+        assert (ending.kind, ending.exit_code) == (EndKind.EXITED, 0), ending.reason
+    assert [node.listed(place.key.job) for place in over] == [[], [], []]
     assert len(node.containers(runs.key.job)) == 1
 
 

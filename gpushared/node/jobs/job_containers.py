@@ -6,10 +6,11 @@ import asyncio
 import errno
 import logging
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from urllib.parse import quote, urlencode
 
 import psutil
@@ -43,7 +44,7 @@ from gpushared.ports import (
 
 CREATED = 201
 STARTED = (204, 304)
-NOT_FOUND, CONFLICT = 404, 409
+NOT_FOUND, CONFLICT, LIMIT_REACHED = 404, 409, 429
 START_SECONDS = 120.0
 MAX_EXIT_CODE = 255
 OK = 200
@@ -76,17 +77,21 @@ class JobContainers:
     Errors besides ``AttemptRefused`` may pass: ``Unavailable``, ``TimedOut``.
     """
 
-    def __init__(self, gate: EngineSocket, attempt: Attempt) -> None:
+    def __init__(self, gate: EngineSocket, attempt: Attempt, kept_containers: KeptContainers) -> None:
         assert attempt.spec is not None, "only tombstones have none"
         self._gate = gate
         self._attempt = attempt
+        self._kept_containers = kept_containers
         self._spec: JobSpec = attempt.spec
 
     async def create(self, lease: Lease) -> ContainerId:
         """Create the container in its lease; a container that an earlier try made is found by its name."""
         body = self._body(lease)
         self._check_port(body)
-        answer = await self._create(body)
+        create = partial(self._create, body)
+        answer = await create()
+        if answer.status == LIMIT_REACHED:
+            answer = await self._kept_containers.make_room(self._attempt.account, create)
         if answer.status == CONFLICT:
             holder = await self._holder_of_name()
             if holder is not None and _device_of(holder) == lease.device_name:
@@ -302,7 +307,7 @@ def _is_on_host_network(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRetention:
-    """Say how long containers stay, and how many for each user; the oldest are removed first."""
+    """Hold how long containers stay, and how many of each user; the oldest are removed first."""
 
     seconds: float
     most: int
@@ -321,6 +326,7 @@ class KeptContainers:
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be gone."""
         self._is_due = asyncio.Event()
+        self._locks: defaultdict[int | None, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def run(self) -> None:
         """Remove due containers, for ever."""
@@ -360,16 +366,45 @@ class KeptContainers:
                 if record.state.is_final and record.spec is not None and not record.spec.interactive:
                     yield record
 
+    async def make_room(
+        self, account: Caller | None, create: Callable[[], Awaitable[EngineAnswer]]
+    ) -> EngineAnswer:
+        """Remove kept containers of the account, the oldest first, until ``create`` passes the user's limits.
+
+        A job must not fail because of containers that only the daemon keeps. Jobs of an account are created
+        one by one here, because creates at the same time count against each other.
+        """
+        uid = None if account is None else account.uid
+        async with self._locks[uid]:
+            answer = await create()
+            while answer.status == LIMIT_REACHED and await self._remove_oldest(uid):
+                answer = await create()
+            return answer
+
+    async def _remove_oldest(self, uid: int | None) -> bool:
+        """Remove the account's oldest kept container, and return False if there is none."""
+        ended_at = {record.lease: record.at for record in self._over() if _uid_of(record) == uid}
+        kept = [facts for facts in await self._engine.containers() if self._is_kept(facts, ended_at)]
+        if not kept:
+            return False
+        oldest = min(kept, key=lambda facts: ended_at[LeaseId(facts.device_name)])
+        return await _remove_container(oldest.id, self._loopback_gate.gate_as(DAEMON))
+
     async def _remove(self, due: set[LeaseId]) -> bool:
         gate = self._loopback_gate.gate_as(DAEMON)
         remaining: set[LeaseId] = set()
         for facts in await self._engine.containers():
-            lease = LeaseId(facts.device_name)
-            # A running container was started again, under its old name but with another lease.
-            if lease in due and self._is_over(facts) and not await _remove_container(facts.id, gate):
-                remaining.add(lease)
+            if self._is_kept(facts, due) and not await _remove_container(facts.id, gate):
+                remaining.add(LeaseId(facts.device_name))
         self._gone |= due - remaining
         return not remaining
+
+    def _is_kept(self, facts: ContainerFacts, leases: Container[LeaseId | None]) -> bool:
+        """Return True if the container ended with one of the leases, and was not started again since.
+
+        Started again, it has another lease under its old name.
+        """
+        return LeaseId(facts.device_name) in leases and self._is_over(facts)
 
     def _is_over(self, facts: ContainerFacts) -> bool:
         leased = self._loop.state.of_device(facts.device_name) is not None

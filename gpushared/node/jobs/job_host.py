@@ -49,8 +49,12 @@ def account_rules_of(config: Config, node_name: str) -> AccountRules:
 
 
 def retention_of(config: Config) -> ContainerRetention:
-    """Return how long containers stay after their jobs are over, and how many."""
-    return ContainerRetention(config.jobs.keep_containers_seconds, config.jobs.max_kept_containers)
+    """Return how long containers stay after their jobs are over, and how many.
+
+    Half of a user's containers stay free for new ones.
+    """
+    most, limit = config.jobs.max_kept_containers, policy_of(config).containers_per_user
+    return ContainerRetention(config.jobs.keep_containers_seconds, min(most, limit // 2) if limit else most)
 
 
 class JobHost:
@@ -80,12 +84,18 @@ class JobHost:
         )
         self._reconciler = reconciler
         self._guard_keeper = GuardKeeper(loop, guard, troubles)
+        self._kept_containers = KeptContainers(loop, engine, self.loopback_gate, retention_of(config))
         self.launcher = Launcher(
-            loop, self.order_handler, self.loopback_gate, reconciler, images, self._guard_keeper
+            loop,
+            self.order_handler,
+            self.loopback_gate,
+            reconciler,
+            images,
+            self._guard_keeper,
+            self._kept_containers,
         )
         self.order_handler.inspect_first = self._inspect_first
         reconciler.before_job_ends = self._guard_keeper.take_ends
-        self._kept_containers = KeptContainers(loop, engine, self.loopback_gate, retention_of(config))
         self.order_handler.on_change = self._kept_containers.attempt_changed
         executor.on_attempt = self.launcher.perform
 

@@ -33,7 +33,7 @@ from gpushared.domain.model.errors import (
 )
 from gpushared.domain.model.lease import AttemptKey, ContainerId, Lease
 from gpushared.net.loopback import LoopbackGate
-from gpushared.node.jobs.job_containers import AttemptRefused, JobContainers
+from gpushared.node.jobs.job_containers import AttemptRefused, JobContainers, KeptContainers
 from gpushared.node.jobs.job_images import JobImages, RegistryTrouble
 from gpushared.node.jobs.order_handler import OrderHandler
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
@@ -59,6 +59,7 @@ class Launcher:
         reconciler: ContainerReconciler,
         images: JobImages,
         guard_keeper: GuardKeeper,
+        kept_containers: KeptContainers,
     ) -> None:
         self._loop = loop
         self._order_handler = order_handler
@@ -66,6 +67,7 @@ class Launcher:
         self._reconciler = reconciler
         self._images = images
         self._guard_keeper = guard_keeper
+        self._kept_containers = kept_containers
         self._tasks: dict[_AttemptId, asyncio.Task[None]] = {}
 
     def perform(self, instruction: AttemptInstruction) -> None:
@@ -174,7 +176,8 @@ class Launcher:
 
     async def _create_and_start(self, attempt: Attempt, lease: Lease) -> None:
         assert attempt.account is not None, "refused without one"
-        containers = JobContainers(self._loopback_gate.gate_as(attempt.account), attempt)
+        gate = self._loopback_gate.gate_as(attempt.account)
+        containers = JobContainers(gate, attempt, self._kept_containers)
         container = lease.container
         if container is None:
             container = await containers.create(lease)
