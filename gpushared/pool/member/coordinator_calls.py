@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from gpushared.api.v1 import jobs_pb2_grpc
-from gpushared.domain.model.errors import LimitReached
+from gpushared.domain.model.errors import LimitReached, Unavailable
 from gpushared.domain.model.request import Caller
 from gpushared.net.call_checks import error_of
 from gpushared.pool.trust.assertions import ASSERTION_METADATA, Asserter, request_digest
@@ -39,6 +40,13 @@ class CoordinatorCalls:
         self._groups_of = groups_of
         self._now = now
         self._open: Counter[int] = Counter()
+        self._under_way: set[grpc.aio.RpcContext] = set()
+
+    def give_up(self) -> None:
+        """End the calls under way: the coordinator fell silent, and calls may go to another one."""
+        calls, self._under_way = self._under_way, set()
+        for call in calls:
+            call.cancel()
 
     async def call(
         self,
@@ -55,12 +63,10 @@ class CoordinatorCalls:
         """
         with self._counted(caller):
             channel = await self._channel()
-            call = getattr(stub(channel), name)
-            try:
-                metadata = self.assertion_metadata(message, caller)
-                return await call(message, timeout=timeout_seconds, metadata=metadata)
-            except grpc.aio.AioRpcError as error:
-                raise error_of(error, "the pool's coordinator") from error
+            metadata = self.assertion_metadata(message, caller)
+            call = getattr(stub(channel), name)(message, timeout=timeout_seconds, metadata=metadata)
+            with self._until_silent(call):
+                return await call
 
     async def stream(self, name: str, message: Message, caller: Caller) -> AsyncGenerator[Any, None]:
         """Yield the messages of a call that streams its answer, while the caller reads.
@@ -71,12 +77,30 @@ class CoordinatorCalls:
             stub = jobs_pb2_grpc.JobsStub(await self._channel())
             call = getattr(stub, name)(message, metadata=self.assertion_metadata(message, caller))
             try:
-                async for answer in call:
-                    yield answer
-            except grpc.aio.AioRpcError as error:
-                raise error_of(error, "the pool's coordinator") from error
+                with self._until_silent(call):
+                    async for answer in call:
+                        yield answer
             finally:
                 call.cancel()
+
+    @contextmanager
+    def _until_silent(self, call: grpc.aio.RpcContext) -> Iterator[None]:
+        """Translate the call's errors, and the cancellation of a call that ``give_up`` ended."""
+        self._under_way.add(call)
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, "the pool's coordinator") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if call in self._under_way or (task is not None and task.cancelling()):
+                raise
+            raise Unavailable(
+                "the pool's coordinator does not answer: it fell silent",
+                hint="where there are several, another one may lead in a moment: try again",
+            ) from None
+        finally:
+            self._under_way.discard(call)
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:

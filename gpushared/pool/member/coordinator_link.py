@@ -298,8 +298,11 @@ class MemberLink:
             self._logged.add(str(error))
         self._was_up = self._connected_since is not None
         if self._was_up:
-            self._search.lost(is_silent=isinstance(error, TimedOut))
+            is_silent = isinstance(error, TimedOut)
+            self._search.lost(is_silent=is_silent)
             self._connected_since, self._lost_since = None, boottime()
+            if is_silent:
+                self.receivers.fell_silent()
         self._error = error
         self._wake()
 

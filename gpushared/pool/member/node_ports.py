@@ -127,6 +127,8 @@ class MessageReceivers:
 
     open_tunnel: Callable[[link_pb2.OpenTunnel], None] = lambda _: None
     drained: Callable[[link_pb2.DrainNotice], None] = lambda _: None
+    fell_silent: Callable[[], None] = lambda: None
+    """End what still waits for an answer of the coordinator that fell silent."""
     new_trust: Callable[[link_pb2.NewTrust], Awaitable[int]] = _no_trust
     """Apply new anchors, and return the generation that is trusted now."""
     trust_generation: Callable[[], int] = lambda: 0

@@ -20,6 +20,7 @@ from gpushared.pool.member.enrolment import Enrolment
 from tests.pool.trust.coordinator import Coordinator, coordinator
 
 ADA = Caller(1000, 1000, "ada")
+NEVER = 1000.0
 
 
 @pytest.fixture
@@ -66,6 +67,36 @@ async def test_a_coordinator_that_is_away_is_said_to_be(pool: Coordinator, tmp_p
     with pytest.raises(Unavailable, match="the pool's coordinator does not answer"):
         await calls.call("Get", jobs_pb2.JobRef(job_id="0123456789"), ADA, 20.0)
     await nobody.close()
+    await dial.close()
+
+
+async def test_calls_to_a_coordinator_that_fell_silent_are_given_up(
+    pool: Coordinator, tmp_path: Path
+) -> None:
+    """Else each would wait for its own time to be over; calls that come later are made as before."""
+    calls, dial = await calls_of(pool, tmp_path / "n1")
+    watched = calls.stream("Watch", jobs_pb2.JobRef(job_id="j"), ADA)
+    assert (await anext(watched)).owner == "ada@n1"
+    waits = asyncio.create_task(calls.call("Wait", jobs_pb2.WaitJobRequest(job_id="j"), ADA, NEVER))
+    await pool.jobs.waits.wait()
+    calls.give_up()
+    with pytest.raises(Unavailable, match="it fell silent"):
+        await waits
+    with pytest.raises(Unavailable, match="it fell silent"):
+        await anext(watched)
+    answer = await calls.call("Cancel", jobs_pb2.CancelJobRequest(job_id="j"), ADA, 20.0)
+    assert answer.owner == "ada@n1 as ada@n1"
+    await dial.close()
+
+
+async def test_a_call_that_its_caller_gives_up_ends_as_any_task(pool: Coordinator, tmp_path: Path) -> None:
+    calls, dial = await calls_of(pool, tmp_path / "n1")
+    waits = asyncio.create_task(calls.call("Wait", jobs_pb2.WaitJobRequest(job_id="j"), ADA, NEVER))
+    await pool.jobs.waits.wait()
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    assert calls._under_way == set()
     await dial.close()
 
 

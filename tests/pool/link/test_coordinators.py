@@ -213,8 +213,11 @@ async def test_a_leader_that_falls_silent_is_left_for_another(
         node = member(coordinator, proxy.address, standby.address, timing=timing)
         async with node.running():
             await node.connected()
+            silences: list[str] = []
+            node.link.receivers.fell_silent = lambda: silences.append(node.link.dial.address)
             proxy.up.lossy = proxy.down.lossy = True
             await node.until(lambda link: link.connected and link.dial.address == standby.address)
+            assert silences == [proxy.address]
 
 
 async def test_a_leader_that_fell_silent_is_asked_last(
