@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from gpushared.config.model import LogConfig, LogFormat
-from gpushared.daemon.systemd import Notifier
+from gpushared.daemon.systemd import Notifier, is_logged_to
 from gpushared.domain.model.errors import GpushareError
 
 log = logging.getLogger("gpushared")
@@ -132,7 +132,9 @@ def set_up_logging(config: LogConfig) -> None:
     if config.format is LogFormat.JSON:
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        # journald adds the time itself.
+        prefix = "" if is_logged_to() else "%(asctime)s "
+        handler.setFormatter(logging.Formatter(f"{prefix}%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
 
 

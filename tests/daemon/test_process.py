@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from gpushared.daemon.process import new_polite_loop
 from gpushared.daemon.systemd import Journald, encoded
@@ -58,6 +63,28 @@ def test_an_entry_is_written_as_journald_reads_it() -> None:
     """Values with line breaks go with their length: nobody adds fields by what he is called."""
     entry = encoded({"MESSAGE": "one\nGPUSHARE_UID=0", "GPUSHARE_UID": "1000"})
     assert entry == b"MESSAGE\n\x12\0\0\0\0\0\0\0one\nGPUSHARE_UID=0\nGPUSHARE_UID=1000\n"
+
+
+LOGS = """
+import logging
+from gpushared.config.model import LogConfig
+from gpushared.daemon.process import set_up_logging
+set_up_logging(LogConfig())
+logging.getLogger("x").warning("here")
+"""
+
+
+@pytest.mark.parametrize(("adds_time", "prefix"), [(True, ""), (False, "[0-9-]+ [0-9:,]+ ")])
+def test_a_log_line_has_the_time_unless_journald_adds_it(
+    tmp_path: Path, adds_time: bool, prefix: str
+) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as stderr:
+        status = os.fstat(stderr.fileno())
+        stream = f"{status.st_dev}:{status.st_ino}" if adds_time else ""
+        environment = os.environ | {"JOURNAL_STREAM": stream}
+        subprocess.run([sys.executable, "-c", LOGS], stderr=stderr, env=environment, check=True)
+    assert re.fullmatch(prefix + "WARNING x: here\n", log.read_text())
 
 
 def test_a_line_is_there_at_once_or_refused_at_once(tmp_path: Path) -> None:
