@@ -551,6 +551,23 @@ def test_containers_that_are_kept_for_their_logs_keep_no_job_from_running(
     assert len(node.containers(runs.key.job)) == 1
 
 
+def test_a_job_at_the_limit_of_its_users_containers_may_be_tried_again(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """Else the first job at the limit would fail at once, and after it each that takes its place."""
+    node = new_node(new_daemon, docker_engine, config="[gate]\ncontainers_per_user = 1\n")
+    node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
+    node.daemon.start()
+    runs, other = (order(node, "sleep 1000", owner=Owner("alone@lab", "x")) for _ in range(2))
+    node.placed(runs)
+    node.until(runs.key, AttemptState.RUNNING)
+    node.placed(other)
+    ending = node.until(other.key, AttemptState.ENDED).ending
+    assert ending is not None
+    assert (ending.kind, ending.passing) == (EndKind.FAILED, True)
+    assert ending.reason.startswith("you have the 1 containers that a user may have here")
+
+
 KEEPING = ContainerRetention(seconds=100.0, most=2)
 
 

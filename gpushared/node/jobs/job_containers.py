@@ -177,7 +177,10 @@ class JobContainers:
             return AttemptRefused(Ending(EndKind.FAILED, f"{text} (on this node)", hint=hint))
         if answer.status == NOT_FOUND and "image" in text.lower():
             text = f"image {shown(self._spec.image)} is not on this node any more: {text}"
-        return AttemptRefused(start_failure(text))
+        failure = start_failure(text)
+        # Other containers of the user may end: without the wait a job at the limit, and then all that follow
+        # it, would fail within seconds.
+        return AttemptRefused(replace(failure, passing=failure.passing or answer.status == LIMIT_REACHED))
 
 
 def is_free(port: int) -> bool:
