@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.domain.model.units import shown
 from gpushared.gate.api.body import HOST_NETWORK, Body, parse_object, section, serialise
 from gpushared.gate.containers.create import CREATE_SECONDS
-from gpushared.gate.containers.ownership import inspect
+from gpushared.gate.containers.ownership import inspect, own_containers
 from gpushared.jobs.job_requests import RequestedJobs
 from gpushared.net.http_client import EngineAnswer, EngineSocket
 from gpushared.net.loopback import LoopbackGate
@@ -37,7 +37,6 @@ from gpushared.ports import (
     LABEL_DEVICE,
     LABEL_JOB,
     LABEL_LEASE,
-    ContainerFacts,
     ContainerStatus,
     Engine,
 )
@@ -91,6 +90,7 @@ class JobContainers:
         create = partial(self._create, body)
         answer = await create()
         if answer.status == LIMIT_REACHED:
+            assert self._attempt.account is not None, "refused without one"
             answer = await self._kept_containers.make_room(self._attempt.account, create)
         if answer.status == CONFLICT:
             holder = await self._holder_of_name()
@@ -310,10 +310,14 @@ def _is_on_host_network(attempt: Attempt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRetention:
-    """Hold how long containers stay, and how many of each user; the oldest are removed first."""
+    """Hold how long containers stay, and how many of each user; the oldest are removed first.
+
+    ``user_limit`` bounds all containers of a user, kept ones too; 0 is no limit.
+    """
 
     seconds: float
     most: int
+    user_limit: int = 0
 
 
 class KeptContainers:
@@ -329,7 +333,7 @@ class KeptContainers:
         self._gone: set[LeaseId] = set()
         """Leases whose containers are known to be gone."""
         self._is_due = asyncio.Event()
-        self._locks: defaultdict[int | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def run(self) -> None:
         """Remove due containers, for ever."""
@@ -369,49 +373,51 @@ class KeptContainers:
                 if record.state.is_final and record.spec is not None and not record.spec.interactive:
                     yield record
 
-    async def make_room(
-        self, account: Caller | None, create: Callable[[], Awaitable[EngineAnswer]]
-    ) -> EngineAnswer:
-        """Remove kept containers of the account, the oldest first, until ``create`` passes the user's limits.
+    async def make_room(self, account: Caller, create: Callable[[], Awaitable[EngineAnswer]]) -> EngineAnswer:
+        """Remove kept containers of the account, the oldest first, until ``create`` passes the user's limit.
 
         A job must not fail because of containers that only the daemon keeps. Jobs of an account are created
         one by one here, because creates at the same time count against each other.
         """
-        uid = None if account is None else account.uid
-        async with self._locks[uid]:
+        async with self._locks[account.uid]:
             answer = await create()
-            while answer.status == LIMIT_REACHED and await self._remove_oldest(uid):
+            while answer.status == LIMIT_REACHED and await self._remove_oldest(account):
                 answer = await create()
             return answer
 
-    async def _remove_oldest(self, uid: int | None) -> bool:
-        """Remove the account's oldest kept container, and return False if there is none."""
-        ended_at = {record.lease: record.at for record in self._over() if _uid_of(record) == uid}
-        kept = [facts for facts in await self._engine.containers() if self._is_kept(facts, ended_at)]
-        if not kept:
+    async def _remove_oldest(self, account: Caller) -> bool:
+        """Remove the account's oldest kept container.
+
+        Return False if there is none, or if another limit than that on containers was reached.
+        """
+        gate = self._loopback_gate.gate_as(DAEMON)
+        containers = await own_containers(gate, account)
+        if len(containers) < self.retention.user_limit:
             return False
-        oldest = min(kept, key=lambda facts: ended_at[LeaseId(facts.device_name)])
-        return await _remove_container(oldest.id, self._loopback_gate.gate_as(DAEMON))
+        ended_at = {record.lease: record.at for record in self._over() if record.lease is not None}
+        kept = {
+            ended_at[lease]: ContainerId(container["Id"])
+            for container in containers
+            if (lease := LeaseId((labels := container["Labels"]).get(LABEL_DEVICE, ""))) in ended_at
+            and self._is_over(lease, labels, container["State"])
+        }
+        return bool(kept) and await _remove_container(kept[min(kept)], gate)
 
     async def _remove(self, due: set[LeaseId]) -> bool:
         gate = self._loopback_gate.gate_as(DAEMON)
         remaining: set[LeaseId] = set()
         for facts in await self._engine.containers():
-            if self._is_kept(facts, due) and not await _remove_container(facts.id, gate):
-                remaining.add(LeaseId(facts.device_name))
+            lease = LeaseId(facts.device_name)
+            is_over = self._is_over(lease, facts.labels, facts.status)
+            if lease in due and is_over and not await _remove_container(facts.id, gate):
+                remaining.add(lease)
         self._gone |= due - remaining
         return not remaining
 
-    def _is_kept(self, facts: ContainerFacts, leases: Container[LeaseId | None]) -> bool:
-        """Return True if the container ended with one of the leases, and was not started again since.
-
-        Started again, it has another lease under its old name.
-        """
-        return LeaseId(facts.device_name) in leases and self._is_over(facts)
-
-    def _is_over(self, facts: ContainerFacts) -> bool:
-        leased = self._loop.state.of_device(facts.device_name) is not None
-        return bool(facts.labels.get(LABEL_JOB)) and facts.status in OVER and not leased
+    def _is_over(self, lease: LeaseId, labels: Mapping[str, str], status: str) -> bool:
+        """Return True for a job's container that ended and was not started again under another lease."""
+        is_leased = self._loop.state.of_device(lease) is not None
+        return bool(labels.get(LABEL_JOB)) and status in OVER and not is_leased
 
 
 def due_of(over: Sequence[Attempt], retention: ContainerRetention, now: float) -> list[Attempt]:

@@ -54,7 +54,9 @@ def retention_of(config: Config) -> ContainerRetention:
     Half of a user's containers stay free for new ones.
     """
     most, limit = config.jobs.max_kept_containers, policy_of(config).containers_per_user
-    return ContainerRetention(config.jobs.keep_containers_seconds, min(most, limit // 2) if limit else most)
+    if limit:
+        most = min(most, limit // 2)
+    return ContainerRetention(config.jobs.keep_containers_seconds, most, limit)
 
 
 class JobHost:
