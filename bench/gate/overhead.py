@@ -161,7 +161,7 @@ def in_turns(bench: Bench, name: str, times: int, count: int, big: str) -> None:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """With its children that have ended: the engine packs and unpacks in them."""
+    """Return the CPU seconds of a process and its ended children, in which the engine packs and unpacks."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
 

@@ -39,7 +39,7 @@ class Wire:
     """
 
     def __init__(self, sock: socket.socket, *, reset_is_end: bool = False) -> None:
-        """With ``reset_is_end`` a reset counts as an end: a unix socket's peer closed without reading all."""
+        """Count a reset as an end if ``reset_is_end``: a unix socket's peer closed without reading all."""
         self.sock = sock
         self.closing = False
         self._reset_is_end = reset_is_end

@@ -87,7 +87,7 @@ class StoreFile(SqliteFile):
     def __init__(
         self, path: Path, *, busy_seconds: float, texts: FileTexts = TEXTS, leads_unwritten: bool = False
     ) -> None:
-        """With ``leads_unwritten`` lead also on a full disk; the next commit then writes the epoch."""
+        """Lead on a full disk too if ``leads_unwritten``; the next commit then writes the epoch."""
         super().__init__(path, SCHEMA, texts, busy_seconds=busy_seconds)
         self._lock: int | None = None
         self._leads_unwritten = leads_unwritten
@@ -333,7 +333,7 @@ class SqliteStore(Calls):
         leads_unwritten: bool = False,
         mark: Path | None = None,
     ) -> None:
-        """With ``leads_unwritten`` lead also on a full disk, if nobody else could lead.
+        """Lead on a full disk too if ``leads_unwritten``, where nobody else could lead.
 
         ``mark`` is a file that is not restored with the store, and tells that an old copy was put back.
         """
