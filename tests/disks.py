@@ -36,7 +36,7 @@ def fill(folder: Path) -> Path:
     with ballast.open("wb", buffering=0) as file:
         try:
             for _ in range(1024):
-                file.write(bytes(4096))
+                file.write(bytes(1 << 16))
         except OSError:
             return ballast
     raise AssertionError("it never became full")

@@ -352,8 +352,17 @@ def test_what_the_engine_started_again_after_a_boot_counts_as_of_that_boot() -> 
     assert node.ending == Ending(EndKind.EXITED, exit_code=1)
 
 
-@pytest.mark.parametrize(("why", "passes"), [("task 0abc: already exists", True), ("no such file", False)])
-def test_a_start_that_an_engine_left_half_done_has_the_job_tried_again(why: str, passes: bool) -> None:
+@pytest.mark.parametrize(
+    ("why", "passes"),
+    [
+        ("task 0abc: already exists", True),
+        ("write /var/lib/docker/overlay2/4a-init/link: no space left on device", True),
+        ("nvidia-container-cli: initialization error: nvml error: driver/library version mismatch", True),
+        ("no such file", False),
+        ('exec: "serve": executable file not found in $PATH', False),
+    ],
+)
+def test_a_start_that_fails_by_a_fault_of_the_machine_has_the_job_tried_again(why: str, passes: bool) -> None:
     node = Node()
     node.placed()
     node.send(m.ClaimAsked(node.lease.id, ADA))

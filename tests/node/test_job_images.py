@@ -1,4 +1,4 @@
-"""A job's image is there before anything is leased for it."""
+"""A job's image is there before anything is leased for it, and a machine in trouble fails no job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from gpushared.domain.jobs.protocol import CancelPart, Place
 from gpushared.node.jobs.job_images import name_and_tag
 from tests.bed import parts
 from tests.bed.engine import PrivateEngine
+from tests.disks import disk, full
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, wait_until
 from tests.node.registry import Registry, serving
 from tests.node.test_attempts import Node, new_node, order
 from tests.node.test_jobs import body_of, job, story, submit, wait_job
+
+ENGINES_DISK_MIB = 40
 
 
 @pytest.fixture
@@ -132,6 +135,22 @@ def test_a_job_that_comes_while_the_engine_is_away_begins_when_it_is_back(
     assert node.placed(place).state is AttemptState.PREPARING
     engine.start()
     node.until(place.key, AttemptState.RUNNING)
+
+
+def test_a_full_disk_of_the_engine_fails_no_job(
+    new_daemon: NewDaemon, private_engine: Callable[..., PrivateEngine], tmp_path: Path
+) -> None:
+    """Else one machine would fail all that wait, one job after the other, within a minute."""
+    with disk(tmp_path, ENGINES_DISK_MIB) as place:
+        engine = private_engine("--live-restore", f"--data-root={place}")
+        daemon = new_node(new_daemon, engine.socket).daemon
+        daemon.start()
+        with full(place):
+            (name,) = submit(daemon, "true", create_body=body_of(daemon, Cmd=["true"]))
+            wait_until(lambda: any("(1 of 12)" in line for line in story(daemon, name)), "the fault is told")
+            assert "no space left on device" in str(job(daemon, name)["reason"])
+        assert wait_job(daemon, name)["state"] == "succeeded"
+        engine.kill()
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,17 @@ engine."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
 NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
-LEFT_OVER = re.compile(r"task [0-9a-f]+: already exists")
-"""An engine that was killed during a container's start finds the rest of that start later (containerd's
-ErrAlreadyExists). Such a container does not start any more; a new one does."""
+MACHINE_FAULTS = re.compile(
+    r"task [0-9a-f]+: already exists"
+    r"|no space left on device|disk quota exceeded|input/output error"
+    r"|too many open files|cannot allocate memory"
+    r"|driver/library version mismatch",
+    re.IGNORECASE,
+)
+"""The engine answers with these words at faults of the machine, which say nothing of the job: the remains of
+a start during which the engine was killed (containerd's ErrAlreadyExists; a new container starts), a disk,
+files or memory of the machine (errno(3)), and a driver that was updated while it was loaded
+(NVML_ERROR_LIB_RM_VERSION_MISMATCH)."""
 RAN_OUT = Ending(EndKind.NO_ROOM, "its reservation ran out before all of its gang had one")
 REFUSALS = (RequestError, LimitReached, NotFound, PermissionRefused, StateConflict)
 """A request may be refused with these errors. Then the attempt is refused, and its record says so."""
@@ -432,8 +440,7 @@ def _ending(attempt: Attempt, outcome: Outcome, draft: Draft) -> Ending:
 
 def start_failure(why: str, exit_code: int | None = None) -> Ending:
     """Return the ending of an attempt whose container the engine did not start, in the engine's words."""
-    is_left_over = LEFT_OVER.search(why) is not None
-    return Ending(EndKind.FAILED, why, exit_code=exit_code, passing=is_left_over)
+    return Ending(EndKind.FAILED, why, exit_code=exit_code, passing=bool(MACHINE_FAULTS.search(why)))
 
 
 def _ending_of(outcome: Outcome, code: int | None, draft: Draft) -> Ending:
