@@ -168,6 +168,44 @@ def test_a_stop_that_a_restart_of_the_daemon_cut_off_keeps_what_is_left_of_its_g
     assert restarted(node).instructions == (stop,)
 
 
+def told_for_a_claim() -> tuple[Node, Lease, Lease]:
+    """A lease that has been told to give way, which loses its work, and the request for which it does."""
+    node = Node()
+    node.state = node.state.with_rules(Rules(policy=Policy(projects={"paid": PAID})))
+    lease = node.run()
+    node.passes(600)
+    winner = node.ask(caller=BOB)
+    node.passes(150)  # a quarter of the work that is lost
+    assert node.of(lease).notice is not None
+    assert node.of(winner).preemption.promised is not None
+    return node, lease, winner
+
+
+def test_room_that_is_promised_stays_so_over_a_restart_whose_first_event_knows_no_gpu() -> None:
+    node, lease, winner = told_for_a_claim()
+    gpus = tuple(node.state.gpus.values())
+    empty = NodeState(rules=node.state.rules)
+    node.state = restore(empty, node.state.leases.values(), node.state.next_sequence)
+    node.send(m.GpusSampled(node.now, frozenset(), {}, frozenset()))
+    assert [decision.lease for decision in decisions(node.state, node.now)] == [winner.id]
+    node.send(m.GpusSurveyed(gpus))
+    assert node.of(winner).preemption.promised is not None
+    running = m.ContainerSeen(ContainerId(f"box-{lease.id}"), Condition.RUNNING, lease.device_name)
+    node.send(m.EngineSurveyed((running,), node.now))
+    node.passes(60)
+    node.see(lease, Condition.EXITED, 143)
+    node.passes(1)
+    node.sample()
+    assert node.is_in(winner) == "reserved"
+
+
+def test_room_that_is_promised_on_a_gpu_that_is_lost_is_promised_no_more() -> None:
+    node, _, winner = told_for_a_claim()
+    node.send(m.GpusSurveyed((replace(GPUS[1], index=0),)))
+    assert node.is_in(winner) == "reserved"
+    assert node.of(winner).preemption.promised is None
+
+
 # --- told, stopped, queued again -----------------------------------------------------------------------
 
 

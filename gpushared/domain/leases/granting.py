@@ -50,7 +50,8 @@ def grant_what_fits(draft: Draft) -> float:
     Return when time alone may change the answer; infinite if only an event can.
     """
     state = draft.view()
-    if not state.waiting():
+    # Before the first survey after a start no GPU is known, and promised room would count as lost.
+    if not state.waiting() or not state.gpus:
         return NEVER
     plan = pass_over(state, draft.now)
     for lease_id, grants in plan.grants.items():

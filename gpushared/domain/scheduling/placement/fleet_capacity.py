@@ -61,7 +61,10 @@ class FleetCapacity:
     def take(self, lease: LeaseId, request: Request, grants: Sequence[Grant]) -> None:
         if self._fleet.holder(lease) is not None:
             self._fleet.give(lease)  # the memory that it left
-        self._fleet.take(lease, request, Placement(self.host_of(grants[0].gpu), tuple(grants)))
+        # A lease may hold a GPU that is lost, as in ``fleet_with``.
+        here = tuple(grant for grant in grants if grant.gpu in self._gpus)
+        if here:
+            self._fleet.take(lease, request, Placement(self.host_of(here[0].gpu), here))
         self._fleet.commit()
 
     def give(
