@@ -48,6 +48,13 @@ class FixedParts:
         for project, gpu, amount in parts:
             self._book(project, gpu, self._parts[project].get(gpu, NONE).plus(amount))
 
+    def rearrange(self, parts: Iterable[KeptPart]) -> None:
+        """Book these parts instead of the present ones."""
+        for project in self.owners():
+            for gpu in list(self._parts[project]):
+                self._book(project, gpu, NONE)
+        self.keep(parts)
+
     def _book(self, project: str, gpu: GpuId, amount: Amount) -> None:
         """Replace the project's booking on a GPU."""
         lease = LeaseId(f"fixed-{project}-{gpu}")

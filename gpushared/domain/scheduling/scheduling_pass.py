@@ -241,21 +241,41 @@ class SchedulingPass:
     def place_claim(self, candidate: PendingRequest, models: tuple[str, ...]) -> PlacementPlan | None:
         """Return a placement for a request within its project's guarantee.
 
-        The GPUs are free, else taken back, else kept for others.
+        The GPUs are free, else taken back, else kept for others. Where fixed quotas stand in the way, they
+        are kept on other GPUs from now on.
         """
         request = self._on(models, candidate.lease.request)
         with self._own_parts(candidate) as own_parts:
             grants = self._fixed.room_for(request, own_parts)
-            if grants:
-                return PlacementPlan(grants)
-            owed = self._closed(candidate, request, firm_only=True)
-            for closed in dict.fromkeys((self._closed(candidate, request), owed)):
-                placement = self._free(request, closed) or self._by_preemption(
-                    candidate, request, closed, claim=True
-                )
-                if placement is not None:
-                    return placement
+            placement = PlacementPlan(grants) if grants else self._taken_back(candidate, request)
+        if (
+            placement is None
+            and self._fixed.owners()
+            and candidate.lease.request.lease_class is not FIXED_CLASS
+        ):
+            return self._among_moved_parts(candidate, request)
+        return placement
+
+    def _taken_back(self, candidate: PendingRequest, request: Request) -> PlacementPlan | None:
+        owed = self._closed(candidate, request, firm_only=True)
+        for closed in dict.fromkeys((self._closed(candidate, request), owed)):
+            placement = self._free(request, closed) or self._by_preemption(
+                candidate, request, closed, claim=True
+            )
+            if placement is not None:
+                return placement
         return None
+
+    def _among_moved_parts(self, candidate: PendingRequest, request: Request) -> PlacementPlan | None:
+        """Return a placement beside which the fixed quotas lack no more than now, and move their parts."""
+        with self._fixed.lifted():
+            lacking = self._arranged().lacking_permille
+            placement = self._taken_back(candidate, request)
+            arrangement = None if placement is None else self._arranged_beside(candidate, placement)
+        if arrangement is None or arrangement.lacking_permille > lacking:
+            return None
+        self._fixed.rearrange((*arrangement.parts, *arrangement.pieces))
+        return placement
 
     def place_at_once(self, candidate: PendingRequest) -> PlacementPlan | None:
         """Return a placement on GPUs that are free and kept for no other request."""
@@ -387,19 +407,27 @@ class SchedulingPass:
         builds = [holder for holder in victims.holders if self._is_fixed_for(holder, candidate)]
         if not builds:
             return NOTHING
-        unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
         with self._fixed.lifted():
-            lacking_before = self._arranged().lacking_permille
-            newly_leaving = self._book_out_victims(candidate, victims)
-            winner = self.book_in(candidate, victims.grants)
-            lacking_after = self._arranged().lacking_permille
-            self.book_out(winner)
-            for holder in newly_leaving:
-                self.book_back(holder)
-        self._unreleased = unreleased
-        if lacking_after <= lacking_before:
-            return NOTHING
+            lacking = self._arranged().lacking_permille
+            if (
+                self._arranged_beside(candidate, PlacementPlan(victims.grants, victims)).lacking_permille
+                <= lacking
+            ):
+                return NOTHING
         return frozenset(grant.gpu for holder in builds for grant in holder.lease.grants)
+
+    def _arranged_beside(self, candidate: PendingRequest, placement: PlacementPlan) -> Arrangement:
+        """Return how fixed quotas would be kept if the placement were booked. Their parts must be lifted."""
+        unreleased, self._unreleased = self._unreleased, self._unreleased.copy()
+        victims = placement.victims
+        newly_leaving = [] if victims is None else self._book_out_victims(candidate, victims)
+        winner = self.book_in(candidate, placement.grants)
+        arrangement = self._arranged()
+        self.book_out(winner)
+        for holder in newly_leaving:
+            self.book_back(holder)
+        self._unreleased = unreleased
+        return arrangement
 
     def _is_fixed_for(self, holder: RunningLease, winner: PendingRequest) -> bool:
         """Return True if a victim is build work of a project with fixed quotas, and the winner is not."""
