@@ -51,8 +51,13 @@ def train(daemon: DaemonProcess) -> Json:
     return lease
 
 
-def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str, *, runs_then: int) -> None:
-    """Bob's build takes what is guaranteed to his project; then Alice's training is back by itself."""
+def see_it_given_way(
+    daemon: DaemonProcess, lease: Json, step: str, parked: str, *, runs_then: int, dies: bool = False
+) -> None:
+    """Bob's build takes what is guaranteed to his project; then Alice's training is back by itself.
+
+    ``dies``: the daemon is killed while the training gives way.
+    """
     assert lease["preempt_step"] == step
     assert "is more than project research is guaranteed" in daemon.gpushare_says("why", lease["id"])
     promise = offered(daemon, "1", uid=BOB, **BUILD)
@@ -72,6 +77,10 @@ def see_it_given_way(daemon: DaemonProcess, lease: Json, step: str, parked: str,
         )
         assert "gives way to it" in daemon.gpushare_says("queue", "--explain")
         assert f"gives way to {build['id']}" in daemon.gpushare_says("why", lease["id"])
+        if dies:
+            daemon.kill()
+            daemon.start()
+            assert daemon.lease(build["id"])["waiting"]["reason"] == "preempting"
         daemon.check("exec", lease["container_id"], "touch", "/tmp/may-end")
     build = daemon.wait_lease(build["id"], "reserved")
     print(f"\nstarted after {time.time() - asked_at:.2f} s")  # noqa: T201 - for who asks: -s
@@ -105,13 +114,13 @@ def test_training_is_taken_off_its_gpu_for_a_guaranteed_build_and_goes_on_where_
     see_it_given_way(daemon, train(daemon), "suspend", "suspended", runs_then=1)
 
 
-def test_without_checkpoints_it_is_told_stopped_and_started_again(
+def test_without_checkpoints_it_is_told_stopped_and_started_again_also_by_the_next_daemon(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
     daemon = new_daemon(engine=docker_engine, simulate="h100", config=NO_CHECKPOINTS)
     daemon.start()
     lease = train(daemon)
-    see_it_given_way(daemon, lease, "requeue", "requeued", runs_then=2)
+    see_it_given_way(daemon, lease, "requeue", "requeued", runs_then=2, dies=True)
     assert any("told that it ends" in line for line in daemon.story(lease["id"]))
 
 
