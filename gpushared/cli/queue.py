@@ -76,7 +76,8 @@ def fetch(client: Client, options: Options) -> Screen:
 LISTING = Listing(
     name="queue",
     details="""ETA is a range that comes from the time limits of the leases before; it is "unknown" where a
-lease has no time limit. `gpushare why LEASE` tells more about one request.
+lease has no time limit, and for jobs that wait for the pool. `gpushare why LEASE` tells more about one
+request.
 
 \b
 Examples:

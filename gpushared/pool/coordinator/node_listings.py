@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -89,7 +90,8 @@ class NodeListings:
             if self._sees_others(owner):
                 answer.unmanaged.extend(listed.unmanaged)
             await asyncio.sleep(0)  # the leases of many nodes must not hold up the loop
-        for lease in self._waiting_jobs(owner):
+        queue = await asyncio.to_thread(_queue_of, self._loop.state)
+        for lease in self._waiting_jobs(queue, owner):
             if self._is_requested(lease, message, owner):
                 self._hide(lease, owner)
                 answer.leases.append(lease)
@@ -124,11 +126,14 @@ class NodeListings:
     def _sees_others(self, owner: Owner) -> bool:
         return owner.admin or self._others() is Others.LEASES
 
-    def _waiting_jobs(self, owner: Owner) -> Iterator[leases_pb2.Lease]:
-        """Yield the jobs in the coordinator's queue, as waiting leases without a node."""
-        queue = [job for job in self._loop.state.jobs.values() if isinstance(job.state, Queued)]
-        seen = [job for job in queue if self._sees_others(owner) or job.spec.owner.person == owner.person]
-        for position, job in enumerate(seen[:MAX_WAITING], start=1):
+    def _waiting_jobs(self, queue: Sequence[Job], owner: Owner) -> Iterator[leases_pb2.Lease]:
+        """Yield the jobs in the coordinator's queue that the caller may see, as waiting leases without a node."""
+        seen = (
+            (position, job)
+            for position, job in enumerate(queue, start=1)
+            if self._sees_others(owner) or job.spec.owner.person == owner.person
+        )
+        for position, job in islice(seen, MAX_WAITING):
             yield self._waiting_job(job, position, len(queue))
 
     def _waiting_job(self, job: Job, position: int, length: int) -> leases_pb2.Lease:
@@ -147,7 +152,7 @@ class NodeListings:
             priority=view.priority,
             held_by=job.held_by,
             waiting=leases_pb2.Waiting(
-                position=view.position or position,
+                position=position,
                 queue_length=length,
                 reason=why.code if why is not None else "",
                 text=view.reason,
@@ -228,6 +233,23 @@ class NodeListings:
                 yield f"{name} {_why_unknown(state, name, self._loop.now())}: what it has is not shown in full"
             elif age > FRESH_SECONDS + ANSWER_SECONDS:
                 yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
+
+
+def _queue_of(state: PoolState) -> list[Job]:
+    """Return the waiting jobs in the order in which a pass looks at them, those that it passes over last.
+
+    The order between projects changes with their use during a pass, so only what orders one project counts.
+    """
+    policy = state.policy
+
+    def place(job: Job) -> tuple[int, int, int, int]:
+        rules = policy.classes[job.spec.request.lease_class]
+        if job.id in state.gangs.where:
+            return 0, -(rules.priority + job.priority), 0, job.sequence
+        passed_over = job.id not in state.waiting.where
+        return 1 + passed_over, -(rules.priority + job.priority), rules.order, job.sequence
+
+    return sorted((job for job in state.jobs.values() if isinstance(job.state, Queued)), key=place)
 
 
 def _why_unknown(state: PoolState, name: NodeName, now: float) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
 from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, jobs_pb2, leases_pb2, leases_pb2_grpc
 from gpushared.config.history_settings import Others
 from gpushared.domain.jobs.coordinator_events import JobSubmitted
-from gpushared.domain.jobs.job import Running
+from gpushared.domain.jobs.job import JobSpec, Owner, Running
 from gpushared.domain.model.errors import PermissionRefused, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId
-from gpushared.domain.model.request import Caller
+from gpushared.domain.model.request import Caller, LeaseClass, Request
 from gpushared.node.pool.pool_answers import ListingAnswers
 from gpushared.node.pool.pool_link import PoolLink
 from gpushared.pool.coordinator import node_listings
@@ -25,6 +26,8 @@ from tests.pool.link.test_history import again
 from tests.pool.link.test_whole import JOB, POOL, WAIT_SECONDS, Machine, World, linked, machine, world
 
 __all__ = ["machine", "world"]
+
+ADA = Owner("ada@n1", "ada@n1")
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +146,31 @@ async def test_a_job_that_waits_is_listed_without_a_node(world: World, machine: 
         assert {(one.id, one.job_id, one.container_name, one.waiting.text) for one in others} == {
             ("", "", "", "")
         }
+
+
+async def test_waiting_jobs_are_listed_in_the_order_of_the_queue(world: World, machine: Machine) -> None:
+    """A person who may see no others learns the place in the whole queue."""
+    large = Request(gpu_count=9)
+    submitted = [
+        JobSubmitted(JobId("held000000"), spec("ada@n1"), held=True, priority=100),
+        JobSubmitted(JobId("train00000"), JobSpec(large, ADA)),
+        JobSubmitted(JobId("build00000"), JobSpec(replace(large, lease_class=LeaseClass.BUILD), ADA)),
+        JobSubmitted(JobId("later00000"), JobSpec(large, ADA)),
+        JobSubmitted(JobId("first00000"), JobSpec(large, Owner("bob@n1", "bob@n1")), priority=100),
+        JobSubmitted(JobId("gang000000"), JobSpec(large, ADA, nodes=2)),
+    ]
+    await again(world, Others.TOTALS)
+    for job in submitted:
+        await world.coordinator.loop.send(job)
+    async with AsyncExitStack() as stack:
+        tell(machine)
+        link = await linked(machine, stack)
+        listed = (await asked_as(machine, link, "boss")()).leases
+        ids = [one.id.rstrip("0") for one in listed]
+        assert ids == ["gang", "first", "build", "train", "later", "held"]
+        assert [one.waiting.position for one in listed] == [1, 2, 3, 4, 5, 6]
+        own = (await asked_as(machine, link, "bob")()).leases
+        assert [(one.waiting.position, one.waiting.queue_length) for one in own] == [(2, 6)]
 
 
 async def test_root_of_a_node_lists_the_jobs_of_its_realm_and_those_on_it(
