@@ -154,7 +154,7 @@ class JobRecorder(HistoryWriter):
             time_limit_seconds=request.time_limit_seconds,
             submitted_at=job.submitted_at,
             started_at=_started_at(job),
-            ended_at=None if over is None else over.at,
+            ended_at=None if over is None else _ended_at(job, over),
             outcome="" if over is None else outcome_word(over.outcome),
             outcome_text="" if over is None else _outcome_text(over)[:MAX_TEXT],
             exit_code=None if over is None else exit_code_of(over.outcome),
@@ -240,7 +240,7 @@ class JobRecorder(HistoryWriter):
             page = await self._loop.archive.page(JOBS_PER_READ, token)
             for job in page.jobs:
                 assert isinstance(job.state, Ended), "the archive has finished jobs only"
-                if newest is None or job.state.at > newest or job.id in unseen:
+                if newest is None or _ended_at(job, job.state) > newest or job.id in unseen:
                     self._note_job(job)
                     unseen.pop(job.id, None)
             oldest = page.jobs[-1].state if page.jobs else None
@@ -284,6 +284,12 @@ def _started_at(job: Job) -> float | None:
     if began is None and isinstance(job.state, Running):
         return job.state.since
     return began
+
+
+def _ended_at(job: Job, state: Ended) -> float:
+    """Return when the last attempt ended, which the coordinator may have heard much later."""
+    _, over = span(job.parts)
+    return state.at if over is None else over
 
 
 def _outcome_text(state: Ended) -> str:

@@ -42,14 +42,20 @@ async def kept(recorder: JobRecorder, **wanted: object) -> dict[str, JobHistory]
     return {one.summary.job: one for one in found}
 
 
-async def run_to_its_end(pool: Pool, place: Place, seconds: float, code: int = 0) -> None:
+async def run_to_its_end(
+    pool: Pool, place: Place, seconds: float, code: int = 0, *, silent_seconds: float = 0
+) -> float:
+    """Return when the job ended; the coordinator hears it ``silent_seconds`` later."""
     begun = pool.clock.now()
     started = Report(place.key, AttemptState.RUNNING, 1, lease=LeaseId("l-1"), started_at=begun)
     await pool.loop.send(AttemptReported(NODE, started))
     pool.clock.advance(seconds)
     ending = Ending(EndKind.EXITED, exit_code=code)
-    over = replace(started, state=AttemptState.ENDED, revision=2, ending=ending, ended_at=pool.clock.now())
+    ended_at = pool.clock.now()
+    over = replace(started, state=AttemptState.ENDED, revision=2, ending=ending, ended_at=ended_at)
+    pool.clock.advance(silent_seconds)
     await pool.loop.send(AttemptReported(NODE, over))
+    return ended_at
 
 
 async def test_a_job_waits_runs_and_ends(tmp_path: Path) -> None:
@@ -69,6 +75,22 @@ async def test_a_job_waits_runs_and_ends(tmp_path: Path) -> None:
         assert (one.summary.owner, one.summary.attempts, one.summary.queued_since) == ("ada", 1, None)
         assert one.started_ms is not None
         assert one.ended_ms == one.started_ms + 60_000
+
+
+async def test_a_job_whose_end_was_heard_late_ended_when_its_node_says_so(tmp_path: Path) -> None:
+    """Its row stays as it is over a restart, which could not tell the waits of several attempts apart."""
+    world = StoreWorld()
+    async with coordinator(world) as pool, recorded(pool, tmp_path) as recorder:
+        await kept(recorder)
+        await pool.join()
+        await pool.submit(1, retries=1)
+        await run_to_its_end(pool, await pool.until_placed(1), 10, code=1)
+        pool.told.clear()
+        ended_at = await run_to_its_end(pool, await pool.until_placed(1), 10, silent_seconds=90)
+        (one,) = (await kept(recorder)).values()
+        assert one.ended_ms == round(ended_at * 1000)
+    async with coordinator(world) as pool, recorded(pool, tmp_path) as recorder:
+        assert (await kept(recorder)) == {job_id(1): one}
 
 
 async def test_a_job_that_ended_while_the_history_was_away_is_read_from_the_store(tmp_path: Path) -> None:
