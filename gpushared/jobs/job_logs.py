@@ -61,7 +61,7 @@ def place_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
     if tried is not None:
         return _earlier(job, rank, tried)
     if attempt not in {0, job.attempts}:
-        raise no_attempt(job.id, attempt, [tried.number for tried in job.tries])
+        raise no_attempt(job.id, attempt, [tried.number for tried in job.tries], newest=job.attempts)
     part = _ranked(job, job.parts, rank)
     if part is None or part.lease is None:
         raise StateConflict(
@@ -81,13 +81,13 @@ def output_of(job: Job, rank: int, attempt: int = 0) -> JobPlace:
     return place_of(job, rank, attempt)
 
 
-def no_attempt(job: str, attempt: int, earlier_attempts: Sequence[int]) -> StateConflict:
+def no_attempt(job: str, attempt: int, earlier_attempts: Sequence[int], *, newest: int) -> StateConflict:
     """Return the error for an unknown attempt; ``earlier_attempts`` are the numbers of those that ran."""
     ran = ", ".join(map(str, earlier_attempts))
-    return StateConflict(
-        f"job {job} has no attempt {attempt} that ran and is remembered",
-        hint=f"attempts that ran before: {ran}" if ran else f"its story: gpushare why {job}",
-    )
+    hint = f"attempts that ran before: {ran}" if ran else f"its story: gpushare why {job}"
+    if 1 <= attempt < newest:
+        hint = f"an attempt that its node refused, such as for lack of room, has no container; {hint}"
+    return StateConflict(f"job {job} has no attempt {attempt} that ran and is remembered", hint=hint)
 
 
 def _earlier(job: Job, rank: int, tried: Try) -> JobPlace:

@@ -417,5 +417,6 @@ def _parts_of(view: jobs_pb2.Job, attempt: int) -> Iterable[jobs_pb2.JobPart]:
     if tried is not None:
         return tried.parts
     if attempt not in {0, view.attempt}:
-        raise no_attempt(view.id, attempt, [earlier_try.attempt for earlier_try in view.tries])
+        ran = [earlier_try.attempt for earlier_try in view.tries]
+        raise no_attempt(view.id, attempt, ran, newest=view.attempt)
     return view.parts

@@ -116,6 +116,19 @@ def test_an_attempt_that_no_container_began_in_is_no_try() -> None:
     assert not pool.state.find(J).tries
 
 
+def test_the_output_of_an_attempt_that_found_no_room_is_refused_with_the_reason() -> None:
+    pool = Pool("a")
+    pool.submit()
+    pool.says("a", S.REFUSED, ending=Ending(EndKind.NO_ROOM, "full"))
+    pool.wait(5.0)
+    pool.says("a", S.RUNNING)
+    job = pool.state.find(J)
+    assert output_of(job, 0).key.number == 2
+    with pytest.raises(StateConflict, match="no attempt 1 that ran") as refused:
+        output_of(job, 0, 1)
+    assert "such as for lack of room" in refused.value.hint
+
+
 def test_only_the_newest_tries_are_kept() -> None:
     """However often its node loses it."""
     pool = Pool("a")
