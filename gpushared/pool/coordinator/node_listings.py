@@ -1,7 +1,7 @@
 """List the leases and the GPUs of all nodes as they are now, by asking the nodes.
 
 The answers stay for a moment, so that many callers cost a node one question. A node that does not answer is
-shown as it was when it last did, and a sentence says so.
+shown as it was when it last did, corrected by its later heartbeats, and a sentence says so.
 """
 
 from __future__ import annotations
@@ -43,10 +43,24 @@ MAX_WAITING = 200
 
 @dataclass(slots=True)
 class _NodeAnswer(Generic[_Listing]):
-    """Hold a node's newest answer under the pool's names, and when it came (``time.monotonic``)."""
+    """Hold a node's newest answer under the pool's names, and when it came (``time.monotonic``).
+
+    ``heard_at`` is the time of the newest heartbeat before it, by the coordinator's clock.
+    """
 
     message: _Listing
     at: float
+    heard_at: float | None
+    is_corrected: bool = False
+    """Leases were left out that the node does not hold any more."""
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.at
+
+    @property
+    def is_old(self) -> bool:
+        return self.age_seconds > FRESH_SECONDS + ANSWER_SECONDS
 
 
 @dataclass(slots=True)
@@ -82,7 +96,9 @@ class NodeListings:
     ) -> leases_pb2.ListLeasesResponse:
         """List the leases of all nodes, and the jobs that wait for one."""
         answer = leases_pb2.ListLeasesResponse(simulated=has_simulated(self._loop.state))
-        for _, listed in sorted((await self._newest_answers(self._leases)).items()):
+        await self._ask_all(self._leases)
+        self._correct_leases()
+        for listed in [kept.message for _, kept in sorted(self._leases.answers.items())]:
             for lease in listed.leases:
                 if self._is_requested(lease, message, owner):
                     answer.leases.append(lease)
@@ -164,24 +180,26 @@ class NodeListings:
     # --- GPUs --------------------------------------------------------------------------------------------
 
     async def gpus(self, _: gpus_pb2.ListGpusRequest, __: Owner) -> gpus_pb2.ListGpusResponse:
-        """List the GPUs of all nodes; of a node without an answer, the GPUs of its last heartbeat."""
+        """List the GPUs of all nodes; of a node with no answer or only an old one, those of its last heartbeat."""
+        await self._ask_all(self._gpus)
         state, now = self._loop.state, self._loop.now()
         answer = gpus_pb2.ListGpusResponse(simulated=has_simulated(state))
-        answers = await self._newest_answers(self._gpus)
+        for name in self._outdated(self._gpus):
+            del self._gpus.answers[name]
         for node in nodes_of(state, now):
-            listed = answers.get(NodeName(node.name))
-            if listed is None:
+            kept = self._gpus.answers.get(NodeName(node.name))
+            if kept is None:
                 answer.gpus.extend(_reported(gpu, node) for gpu in node.gpus)
                 continue
-            answer.gpus.extend(listed.gpus)
-            answer.troubles.extend(f"{node.name}: {trouble}" for trouble in listed.troubles)
+            answer.gpus.extend(kept.message.gpus)
+            answer.troubles.extend(f"{node.name}: {trouble}" for trouble in kept.message.troubles)
         answer.notices.extend(self._notices(self._gpus))
         return answer
 
     # --- asking ------------------------------------------------------------------------------------------
 
-    async def _newest_answers(self, kind: _Kind[_Listing]) -> dict[NodeName, _Listing]:
-        """Ask all nodes, unless that was done a moment ago, and return their newest answers."""
+    async def _ask_all(self, kind: _Kind[_Listing]) -> None:
+        """Ask all nodes for their newest answers, unless that was done a moment ago."""
         async with kind.lock:
             if time.monotonic() - kind.asked_at >= FRESH_SECONDS:
                 nodes = sorted(self._link.answering(kind.question))
@@ -193,7 +211,30 @@ class NodeListings:
             for node, answer in kind.answers.items()
             if (member := members.get(node)) is not None and member.forgotten_at is None
         }
-        return {node: answer.message for node, answer in kind.answers.items()}
+
+    def _outdated(self, kind: _Kind[_Listing]) -> list[NodeName]:
+        """Return the nodes whose answers are old, and that sent a heartbeat since."""
+        members = self._loop.state.members
+        return [
+            node
+            for node, answer in kind.answers.items()
+            if answer.is_old and members[node].heard_at != answer.heard_at
+        ]
+
+    def _correct_leases(self) -> None:
+        """Leave out leases of old answers that hold no GPU any more by a later heartbeat.
+
+        Heartbeats do not tell the state of a new lease, so new ones are not added.
+        """
+        for node in self._outdated(self._leases):
+            answer = self._leases.answers[node]
+            holders = {str(holding.lease) for holding in self._loop.state.members[node].free.holdings}
+            kept = [lease for lease in answer.message.leases if not lease.grants or lease.id in holders]
+            if len(kept) < len(answer.message.leases):
+                answer.message = leases_pb2.ListLeasesResponse(
+                    leases=kept, unmanaged=answer.message.unmanaged
+                )
+                answer.is_corrected = True
 
     async def _ask(self, kind: _Kind[_Listing], node: NodeName) -> None:
         try:
@@ -203,7 +244,9 @@ class NodeListings:
         answer = await asyncio.to_thread(_parsed, kind.message, body)
         if answer is not None:
             await self._name(answer, node)
-            kind.answers[node] = _NodeAnswer(answer, time.monotonic())
+            member = self._loop.state.members.get(node)
+            heard_at = None if member is None else member.heard_at
+            kind.answers[node] = _NodeAnswer(answer, time.monotonic(), heard_at)
 
     async def _name(self, answer: _Listing, node: NodeName) -> None:
         """Put the pool's names into a node's answer."""
@@ -227,12 +270,14 @@ class NodeListings:
         for name, member in sorted(state.members.items()):
             if member.forgotten_at is not None:
                 continue
-            age = time.monotonic() - answers[name].at if name in answers else None
-            if age is None:
+            kept = answers.get(name)
+            if kept is None:
                 # The words are the same for GPUs and leases: a page that lists both shows the sentence once.
                 yield f"{name} {_why_unknown(state, name, self._loop.now())}: what it has is not shown in full"
-            elif age > FRESH_SECONDS + ANSWER_SECONDS:
-                yield f"{name} does not answer: shown as it was {format_duration(max(1, round(age)))} ago"
+            elif kept.is_old:
+                age = format_duration(max(1, round(kept.age_seconds)))
+                less = ", less the leases that have left its GPUs since" if kept.is_corrected else ""
+                yield f"{name} does not answer: shown as it was {age} ago{less}"
 
 
 def _queue_of(state: PoolState) -> list[Job]:

@@ -11,10 +11,11 @@ import pytest
 
 from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, jobs_pb2, leases_pb2, leases_pb2_grpc
 from gpushared.config.history_settings import Others
-from gpushared.domain.jobs.coordinator_events import JobSubmitted
-from gpushared.domain.jobs.job import JobSpec, Owner, Running
+from gpushared.domain.jobs.coordinator_events import JobSubmitted, NodeHeartbeat
+from gpushared.domain.jobs.job import JobSpec, NodeName, Owner, Running
+from gpushared.domain.jobs.member import HeartbeatReport, Holding
 from gpushared.domain.model.errors import PermissionRefused, Unavailable
-from gpushared.domain.model.lease import AttemptKey, JobId
+from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
 from gpushared.domain.model.request import Caller, LeaseClass, Request
 from gpushared.node.pool.pool_answers import ListingAnswers
 from gpushared.node.pool.pool_link import PoolLink
@@ -37,12 +38,8 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lease(name: str, owner: str, **facts: object) -> leases_pb2.Lease:
-    made = leases_pb2.Lease(
-        id=name, owner=owner, owner_uid=1000, state="active", image="busybox", container_name=name
-    )
-    for field, value in facts.items():
-        setattr(made, field, value)
-    return made
+    known = {"owner_uid": 1000, "state": "active", "image": "busybox", "container_name": name}
+    return leases_pb2.Lease(id=name, owner=owner, **known, **facts)  # type: ignore[arg-type]
 
 
 def tell(machine: Machine, *leases: leases_pb2.Lease) -> None:
@@ -221,6 +218,32 @@ async def test_a_node_that_does_not_answer_is_shown_with_the_age_of_what_is_know
         answer = await ask()
         assert [one.id for one in answer.leases] == ["l-1"]
         assert list(answer.notices) == ["n1 does not answer: shown as it was 1s ago"]
+
+
+async def test_an_old_answer_is_corrected_by_later_heartbeats(
+    world: World, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of GPUs a heartbeat tells all that changes little; of leases which ones still hold GPUs."""
+    grants = [leases_pb2.Grant(gpu_uuid="GPU-0")]
+    tell(machine, lease("l-1", "ada", grants=grants), lease("l-2", "ada", grants=grants), lease("l-3", "ada"))
+    node = NodeName("n1")
+    async with AsyncExitStack() as stack:
+        link = await linked(machine, stack)
+        ask = asked_as(machine, link, "ada")
+        await ask()
+        assert (await gpus_of(machine, link)).gpus[0].temperature_celsius == 60
+        machine.answerers.clear()
+        monkeypatch.setattr(node_listings, "ANSWER_SECONDS", 0.0)
+        held = Holding(LeaseId("l-2"), (), "ada", "")
+        await world.coordinator.loop.send(NodeHeartbeat(node, None, HeartbeatReport((held,))))
+        answer = await ask()
+        assert [one.id for one in answer.leases] == ["l-2", "l-3"]
+        assert len(answer.unmanaged) == 1
+        less = ", less the leases that have left its GPUs since"
+        assert list(answer.notices) == [f"n1 does not answer: shown as it was 1s ago{less}"]
+        listed = await gpus_of(machine, link)
+        assert [(gpu.node, gpu.HasField("temperature_celsius")) for gpu in listed.gpus] == [("n1", False)]
+        assert list(listed.notices) == ["n1 does not answer: what it has is not shown in full"]
 
 
 @pytest.mark.parametrize("kind", [b"\x0a\x00", b"\x12\x00"])
