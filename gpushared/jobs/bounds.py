@@ -194,7 +194,10 @@ MESSAGES: Mapping[str, Mapping[str, Bounds]] = {
         "more_reports": Bounds(0, MAX_HELLO_REPORTS, "a number of reports"),
     },
     "Beat": {"seq": _SEQUENCE},
-    "OutboxJob": {"priority": _PRIORITY},
+    "OutboxJob": {
+        "priority": _PRIORITY,
+        "kept_seconds": Bounds(0, MAX_MOMENT, "the seconds for which a job was kept"),
+    },
     "OutboxCancel": {"grace_seconds": _GRACE},
     "TrustSeen": {"generation": _GENERATION},
     "Welcome": {"epoch": _EPOCH, "revision": _REVISION, "beat_seconds": _BEAT, "now": _MOMENT},

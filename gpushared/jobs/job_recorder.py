@@ -128,7 +128,7 @@ class JobRecorder(HistoryWriter):
 
     def _summary_of(self, job: Job, before: JobSummary | None) -> JobSummary:
         waited_ms, queued_since = (
-            (0, job.submitted_at) if before is None else (before.waited_ms, before.queued_since)
+            (0, job.asked_at) if before is None else (before.waited_ms, before.queued_since)
         )
         since = job.state.since if isinstance(job.state, Queued) else None
         if queued_since is not None and since != queued_since:
@@ -152,7 +152,7 @@ class JobRecorder(HistoryWriter):
             memory_permille=request.memory_permille,
             compute_permille=request.compute_permille,
             time_limit_seconds=request.time_limit_seconds,
-            submitted_at=job.submitted_at,
+            submitted_at=job.asked_at,
             started_at=_started_at(job),
             ended_at=None if over is None else _ended_at(job, over),
             outcome="" if over is None else outcome_word(over.outcome),

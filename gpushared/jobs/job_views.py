@@ -75,7 +75,7 @@ class JobViews:
             owner=job.spec.owner.principal,
             project=self._project_of(job),
             asks=_request_text(job),
-            submitted_at=self.day(job.submitted_at),
+            submitted_at=self.day(job.asked_at),
             attempt=job.attempts,
             parts=[self._part(part) for part in job.parts],
             array_id=job.spec.array or "",

@@ -77,6 +77,19 @@ async def test_a_job_waits_runs_and_ends(tmp_path: Path) -> None:
         assert one.ended_ms == one.started_ms + 60_000
 
 
+async def test_the_wait_on_a_node_that_was_cut_off_counts_as_a_wait(tmp_path: Path) -> None:
+    async with coordinator() as pool, recorded(pool, tmp_path) as recorder:
+        await kept(recorder)
+        await pool.join()
+        pool.clock.advance(200)
+        asked = JobSubmitted(job_id(1), spec(origin=NODE), held=True, kept_seconds=90.0)
+        await pool.loop.send(asked)
+        pool.clock.advance(10)
+        (one,) = (await kept(recorder, job=job_id(1))).values()
+        assert (one.submitted_ms, one.waited_ms) == (round((BEGIN + 110) * 1000), 100_000)
+        assert one.summary.submitted_at == BEGIN + 110
+
+
 async def test_a_job_whose_end_was_heard_late_ended_when_its_node_says_so(tmp_path: Path) -> None:
     """Its row stays as it is over a restart, which could not tell the waits of several attempts apart."""
     world = StoreWorld()

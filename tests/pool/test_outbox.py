@@ -56,16 +56,19 @@ def update(job: JobId, state: str, *, over: bool = False) -> link_pb2.JobUpdate:
     return link_pb2.JobUpdate(job=view.SerializeToString(), over=over)
 
 
-async def test_what_was_put_in_is_there_after_a_restart_in_its_order(reopened: Callable[[], Outbox]) -> None:
+async def test_what_was_put_in_is_there_after_a_restart_in_its_order(
+    pool: Pool, reopened: Callable[[], Outbox]
+) -> None:
     outbox = reopened()
     outbox.sender = link = FakeLink()
     await outbox.put([(TWO, spec()), (ONE, spec())], principal=ADA, held=True, priority=7)
     assert link.words == [("submit", TWO), ("submit", ONE)]
     again = reopened()
     assert again.jobs() == (TWO, ONE)
+    pool.clock.advance(90.0)
     kept = again.job(ONE)
     assert kept is not None
-    assert (kept.spec, kept.held, kept.priority) == (spec(), True, 7)
+    assert (kept.spec, kept.held, kept.priority, kept.kept_seconds) == (spec(), True, 7, 90.0)
 
 
 async def test_a_name_is_given_once_also_while_the_pool_is_away(reopened: Callable[[], Outbox]) -> None:

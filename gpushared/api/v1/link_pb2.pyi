@@ -162,6 +162,7 @@ class OutboxJob(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     OLD_FIELD_NUMBER: _builtins.int
     ASSERTION_FIELD_NUMBER: _builtins.int
+    KEPT_SECONDS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     spec: _builtins.bytes
     held: _builtins.bool
@@ -170,6 +171,8 @@ class OutboxJob(_message.Message):
     """It was sent before."""
     assertion: _builtins.bytes
     """Who asks, signed by the node."""
+    kept_seconds: _builtins.float
+    """How long ago it was submitted on the node; only people are told."""
     def __init__(
         self,
         *,
@@ -179,10 +182,11 @@ class OutboxJob(_message.Message):
         priority: _builtins.int = ...,
         old: _builtins.bool = ...,
         assertion: _builtins.bytes = ...,
+        kept_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assertion", b"assertion", "held", b"held", "job_id", b"job_id", "old", b"old", "priority", b"priority", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assertion", b"assertion", "held", b"held", "job_id", b"job_id", "kept_seconds", b"kept_seconds", "old", b"old", "priority", b"priority", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

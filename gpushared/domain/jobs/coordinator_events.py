@@ -23,7 +23,7 @@ class JobSubmitted:
 
     ``old`` says that the job was in a node's outbox before, so that this coordinator may have known and
     forgotten the job. ``past`` holds the finished jobs that this job waits for and that only the archive
-    remembers.
+    remembers. ``kept_seconds`` is how long the node says that it kept the job before.
     """
 
     job: JobId
@@ -32,6 +32,7 @@ class JobSubmitted:
     priority: int = 0
     old: bool = False
     past: tuple[Job, ...] = ()
+    kept_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,7 +399,8 @@ class JobStoryEntry:
 class Job:
     """Hold a job as its coordinator keeps it.
 
-    ``attempts`` counts the begun ones; ``failures`` count as retries.
+    ``submitted_at`` is when it came to the coordinator. ``attempts`` counts the begun ones; ``failures`` count
+    as retries.
     """
 
     id: JobId
@@ -431,6 +432,13 @@ class Job:
     presumed: Part | None = None
     """The only part of the newest attempt, as its node last reported it. It is set when the attempt was
     presumed over without a report from its node, and no other attempt was begun since."""
+    kept_since: float | None = None
+    """Since this time its node had kept it for the coordinator, as the node says; None if it came at once."""
+
+    @property
+    def asked_at(self) -> float:
+        """Return when its owner submitted it, for people only: a node's word makes no job older than others."""
+        return self.submitted_at if self.kept_since is None else self.kept_since
 
     def note(self, at: float, text: str) -> Job:
         """Return the job with one more line in its story."""

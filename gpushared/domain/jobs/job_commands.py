@@ -70,6 +70,8 @@ MAX_NODES = MAX_JOB_BYTES // PART_BYTES
 FEWER = "wait for some of them, or cancel some"
 OWN_ROOM = 200
 """However full the pool is, each realm may have one part in this many of the pool's limit."""
+KEPT_SECONDS = 1.0
+"""A job that its node had kept for at least this long counts as kept; any job takes a moment to come."""
 
 
 def submit(event: JobSubmitted, draft: PoolDraft) -> None:
@@ -101,12 +103,24 @@ def submit(event: JobSubmitted, draft: PoolDraft) -> None:
         held_by=spec.owner.principal if event.held else "",
         priority=event.priority,
         awaits=spec.after,
+        kept_since=_kept_since(event, draft),
     )
     enter(job, draft, old=old)
     where = "" if spec.origin == HERE or draft.rules.here else f" through node {spec.origin}"
-    draft.put(job.note(draft.now, f"submitted by {spec.owner.principal}{where}"))
+    job = job.note(job.asked_at, f"submitted by {spec.owner.principal}{where}")
+    if job.kept_since is not None:
+        job = job.note(draft.now, f"node {spec.origin} had kept it until now")
+    draft.put(job)
     draft.answer = job.id
     look_at_dependencies(draft.state.jobs[job.id], draft, past)
+
+
+def _kept_since(event: JobSubmitted, draft: PoolDraft) -> float | None:
+    """Return since when the job's node had kept it, which cannot be before the node joined the pool."""
+    member = draft.state.members.get(event.spec.origin)
+    if member is None or event.kept_seconds < KEPT_SECONDS:
+        return None
+    return min(draft.now, max(member.enrolled_at, draft.now - event.kept_seconds))
 
 
 def _check_known(job: JobId, by: Owner, draft: PoolDraft) -> None:

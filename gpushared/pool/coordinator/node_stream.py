@@ -367,7 +367,14 @@ class NodeStream:
                 f"{shown(job)} is not the id of a job of {owner.principal}",
                 hint="gpushared of the node gives jobs their ids; is it of this version (`gpushare nodes`)?",
             )
-        return JobSubmitted(job, spec, held=message.held, priority=message.priority, old=message.old)
+        return JobSubmitted(
+            job,
+            spec,
+            held=message.held,
+            priority=message.priority,
+            old=message.old,
+            kept_seconds=message.kept_seconds,
+        )
 
     async def _cancel(self, message: link_pb2.OutboxCancel) -> None:
         job, owner = JobId(message.job_id), None

@@ -288,7 +288,13 @@ class Session:
         assertion = self._outbox.vouch(job, codec.job_digest(job, spec))
         return link_pb2.Up(
             job=link_pb2.OutboxJob(
-                job_id=job, spec=spec, held=entry.held, priority=entry.priority, old=old, assertion=assertion
+                job_id=job,
+                spec=spec,
+                held=entry.held,
+                priority=entry.priority,
+                old=old,
+                assertion=assertion,
+                kept_seconds=entry.kept_seconds,
             )
         )
 

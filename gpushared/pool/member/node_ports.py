@@ -68,11 +68,15 @@ class NodeFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutboxJob:
-    """Hold a job of the outbox: it was submitted here, and no coordinator has reported its end."""
+    """Hold a job of the outbox: it was submitted here, and no coordinator has reported its end.
+
+    ``kept_seconds`` is how long ago it was submitted.
+    """
 
     spec: JobSpec
     held: bool = False
     priority: int = 0
+    kept_seconds: float = 0.0
 
 
 class OutboxPort(Protocol):

@@ -222,7 +222,8 @@ class Outbox:
             and not withdrawal.acknowledged
             and withdrawal.principal == record.principal
         )
-        return OutboxJob(record.spec, record.held or is_withdrawn, record.priority)
+        kept_seconds = max(0.0, self._now() - record.came_at) if record.came_at else 0.0
+        return OutboxJob(record.spec, record.held or is_withdrawn, record.priority, kept_seconds)
 
     def cancels(self) -> dict[JobId, int]:
         return {

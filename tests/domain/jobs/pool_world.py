@@ -158,8 +158,9 @@ class Pool:
         self, job: str = J, request: Request = HALF, owner: Owner = ADA, *, old: bool = False, **spec: Any
     ) -> PoolStep:
         held, priority, past = spec.pop("held", False), spec.pop("priority", 0), spec.pop("past", ())
+        kept = spec.pop("kept_seconds", 0.0)
         asked = JobSpec(request, owner, **{"image": "x", **spec})
-        return self.do(m.JobSubmitted(JobId(job), asked, held, priority, old, past))
+        return self.do(m.JobSubmitted(JobId(job), asked, held, priority, old, past, kept))
 
     def running(self, job: str = J, **spec: Any) -> str:
         """A job that runs; where."""

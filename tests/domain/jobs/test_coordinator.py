@@ -203,6 +203,26 @@ def test_an_order_without_an_answer_is_said_again() -> None:
     assert pool.orders() == []
 
 
+@pytest.mark.parametrize(
+    ("kept_seconds", "asked_before"), [(0.2, 0.0), (90.0, 90.0), (1000.0, 600.0), (1e11, 600.0)]
+)
+def test_a_job_that_its_node_kept_was_asked_for_then_and_is_no_older_for_it(
+    kept_seconds: float, asked_before: float
+) -> None:
+    """A node tells of no time before it joined; places in the queue go by when jobs came here."""
+    pool = Pool("a")
+    pool.wait(600.0)
+    pool.submit("first", WHOLE)
+    pool.submit("kept", WHOLE, BOB, origin=NodeName("a"), kept_seconds=kept_seconds)
+    job = pool.job("kept")
+    assert (job.asked_at, job.submitted_at) == (pool.now - asked_before, pool.now)
+    assert job.sequence > pool.job("first").sequence
+    assert pool.is_now(Queued, "kept").since == pool.now
+    story = [(entry.at, entry.text) for entry in job.story]
+    kept = [(pool.now, "node a had kept it until now")] if asked_before else []
+    assert story == [(job.asked_at, "submitted by bob@lab through node a"), *kept]
+
+
 # --- refusals ------------------------------------------------------------------------------------------
 
 

@@ -34,12 +34,12 @@ async def test_a_job_is_sent_with_the_nodes_word_and_acknowledged(coordinator: C
     async with node.running():
         await node.connected()
         coordinator.jobs.states[JOB] = "queued"
-        node.outbox.kept[JOB] = OutboxJob(claimed, held=True, priority=3)
+        node.outbox.kept[JOB] = OutboxJob(claimed, held=True, priority=3, kept_seconds=90.0)
         node.link.submit(JOB)
         event = await coordinator.machine.heard(is_submitted)
         await node.outbox.until(lambda box: bool(box.acks) and bool(box.updates))
     expected = replace(spec(), origin=node.name)
-    assert event == m.JobSubmitted(JOB, expected, held=True, priority=3, old=False)
+    assert event == m.JobSubmitted(JOB, expected, held=True, priority=3, old=False, kept_seconds=90.0)
     assert node.outbox.acks == [(JOB, None)]
     assert jobs_pb2.Job.FromString(node.outbox.updates[0].job).state == "queued"
 
