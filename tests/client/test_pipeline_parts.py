@@ -19,6 +19,7 @@ import pytest
 from gpushared.api.v1 import jobs_pb2, leases_pb2
 from gpushared.api.v1.messages import Job
 from gpushared.cli.submit import submit
+from gpushared.client import pipeline
 from gpushared.client.http import ConnectionLost
 from gpushared.client.pipeline import AsyncPool, JobWarning, Pool
 from gpushared.client.pipeline.job_request import JobRequest, Mount
@@ -29,6 +30,7 @@ from gpushared.client.submit_parameters import JOB_PARAMETERS, LEASE_PARAMETERS,
 from gpushared.domain.model.errors import (
     ConfigError,
     GpushareError,
+    NeverFits,
     NotFound,
     RequestError,
     StateConflict,
@@ -56,6 +58,13 @@ def token(tmp_path: Path) -> Path:
 
 
 # --- requests
+
+
+@pytest.mark.parametrize("error", [ConnectionLost, NeverFits, TimedOut])
+def test_programs_import_the_errors_of_a_wait_from_where_they_import_the_pool(
+    error: type[GpushareError],
+) -> None:
+    assert getattr(pipeline, error.__name__) is error
 
 
 def test_a_request_becomes_the_body_that_docker_takes() -> None:

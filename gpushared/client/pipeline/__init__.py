@@ -26,7 +26,7 @@ from gpushared.client.pipeline.async_pool import AsyncPool
 from gpushared.client.pipeline.job_request import JobRequest, Mount
 from gpushared.client.pipeline.pool_steps import JobWarning
 from gpushared.client.pipeline.sync_pool import Pool
-from gpushared.domain.model.errors import NeverFits
+from gpushared.domain.model.errors import NeverFits, TimedOut
 
 __all__ = [
     "AsyncPool",
@@ -44,4 +44,5 @@ __all__ = [
     "PoolGpu",
     "PoolNode",
     "SubmitAnswer",
+    "TimedOut",
 ]
