@@ -196,6 +196,8 @@ def test_a_pipeline_that_is_run_again_goes_on_with_its_jobs(machines: Machines) 
         (["--pool", "3", "--cut", "z"], "there is no machine z; there are a b c"),
         (["--pool", "2"], "a pool of 3 machines runs here already"),
         (["--pool", "3", "--ha"], "a pool with one coordinator runs here already"),
+        (["--pool", "3", "--ha", "--cut", "a"], "unknown: --pool 3 --ha --cut a; there are"),
+        (["--pool", "3", "--cut", "b", "c"], "unknown: --pool 3 --cut b c; there are"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(machines: Machines, words: list[str], said: str) -> None:
