@@ -79,9 +79,10 @@ class PoolCaller:
     def require(self, scope: Scope) -> None:
         """Raises PermissionRefused if the caller's token lacks this scope."""
         if scope not in self.scopes and not self.is_admin:
+            scopes = ",".join(each for each in Scope if each in self.scopes or each is scope)
             raise PermissionRefused(
                 f"this token of {self.owner.person} is not for that: it lacks the scope {scope}",
-                hint=f"gpushare pool api-token --person {self.owner.person} --scope {scope}",
+                hint=f"gpushare pool api-token --person {self.owner.person} --scope {scopes}",
             )
 
     def require_admin(self) -> None:
