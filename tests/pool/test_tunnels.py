@@ -271,6 +271,39 @@ async def test_a_node_that_does_not_call_is_not_waited_for_for_ever(
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (Unavailable("node b is not connected to the coordinator"), "node b is not connected to the coord"),
+        (None, "the coordinator ended the connection to the node"),
+    ],
+)
+async def test_a_refusal_that_grpcio_dropped_because_of_a_write_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: GpushareError | None, said: str
+) -> None:
+    """A write that fails because its call is being refused leaves only these words of grpcio's."""
+
+    async def write_too_late(*_: object) -> None:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, nothing, nothing, details="Internal error from Core"
+        )
+
+    async with tunnel_world(tmp_path, echo) as world:
+        if refusal is not None:
+
+            def refuse(_: link_pb2.OpenTunnel) -> None:
+                raise refusal
+
+            world.coordinator.tell = refuse
+        monkeypatch.setattr(tunnel_endpoints, "_carry", write_too_late)
+        reader, writer = await world.connect()
+        answer = (await reader.read()).decode()
+        assert answer.startswith("HTTP/1.1 503 ")
+        assert said in answer
+        writer.close()
+
+
 async def test_one_node_s_users_leave_tunnels_for_those_of_others() -> None:
     """However many users a node makes up; and what they held is free again when they go."""
 

@@ -245,7 +245,7 @@ class TunnelEndpoints:
         except GpushareError as error:
             await self._give_up(endpoint, sock, stream, error)
         except grpc.aio.AioRpcError as error:
-            await self._give_up(endpoint, sock, stream, self._fault(error))
+            await self._give_up(endpoint, sock, stream, await self._refusal(endpoint, error))
         except asyncio.InvalidStateError as error:
             log.info("tunnel to job=%s ended: %s", endpoint.first.job_id, error)
         finally:
@@ -263,6 +263,32 @@ class TunnelEndpoints:
         log.info("tunnel to job=%s ended: %s", endpoint.first.job_id, error.message)
         if stream is None or not (stream.received or stream.is_done):
             await _refuse(sock, error)
+
+    async def _refusal(self, endpoint: _Endpoint, error: grpc.aio.AioRpcError) -> GpushareError:
+        """Return why the coordinator ended a tunnel's call.
+
+        If a client's bytes are written while the coordinator refuses the call, grpcio drops the refusal and
+        reports INTERNAL. Nothing is written to a second call, so it gets the refusal.
+        """
+        if error.code() is not grpc.StatusCode.INTERNAL:
+            return self._fault(error)
+        with suppress(TimeoutError, asyncio.InvalidStateError):
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    tunnel = await self._open_tunnel(endpoint)
+                    try:
+                        await tunnel.call.read()
+                    finally:
+                        tunnel.call.cancel()
+            except GpushareError as refusal:
+                return refusal
+            except grpc.aio.AioRpcError as refusal:
+                if refusal.code() is not grpc.StatusCode.INTERNAL:
+                    return self._fault(refusal)
+        return Unavailable(
+            "the coordinator ended the connection to the node",
+            hint="`gpushare nodes` tells whether it is connected; the job goes on there meanwhile",
+        )
 
     async def _open_tunnel(
         self, endpoint: _Endpoint, stream_id: str = "", received: int | None = None
