@@ -85,20 +85,31 @@ def leave() -> int:
     """Leave the pool: forget its certificate and keys. For root and trusted groups.
 
     Leases and containers stay. The coordinator is not told: `gpushare node forget` there removes the node
-    from its list.
+    from its list, once the pool's jobs on this machine are over.
 
     \b
     Examples:
       sudo gpushare node leave
     """
-    former = Client().leave_pool()
+    client = Client()
+    former = client.leave_pool()
     if not former.pool:
         click.echo("this machine is in no pool")
         return 0
     click.echo(
         text.printable(f"this machine has left the pool {former.pool}, where it was node {former.node}")
     )
-    click.echo(text.printable(f"on the coordinator's machine: gpushare node forget {former.node} --is-off"))
+    jobs = {lease.job_id for lease in client.leases().leases if lease.job_pool == former.pool}
+    if jobs:
+        click.echo(
+            text.printable(
+                f"jobs of the pool that are still here: {len(jobs)} (`gpushare ps` lists them); "
+                f"forget {former.node} only when they are over, or they run twice"
+            )
+        )
+    then = "then, on" if jobs else "on"
+    forget_command = f"gpushare node forget {former.node} --is-off"
+    click.echo(text.printable(f"{then} the coordinator's machine: {forget_command}"))
     return 0
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -25,7 +25,7 @@ from gpushared.domain.model.request import Caller
 from gpushared.net.front import Front, listen
 from gpushared.net.http_server import Exchange, Routes
 from gpushared.net.identity import Identities, Peer
-from gpushared.net.unary_json import JsonApi
+from gpushared.net.unary_json import JsonApi, Unary
 from gpushared.node.pool.membership_service import Memberships
 from gpushared.pool.coordinator.app import PoolDaemon, real_pool_parts
 from gpushared.pool.member.enrolment import Enrolment
@@ -52,6 +52,8 @@ class World:
     folder: Path
     coordinator: PoolDaemon
     enrolment: Enrolment
+    leases: list[leases_pb2.Lease] = field(default_factory=list)
+    """The leases of the node."""
 
     async def __call__(self, *words: str, stdin: str = "", **environ: str) -> CommandResult:
         process = await asyncio.create_subprocess_exec(
@@ -116,10 +118,19 @@ async def a_world(folder: Path, node_caller: Caller) -> AsyncIterator[World]:
         stack.push_async_callback(_ended, daemon, task)
         await until_ready(task, notifier)
         listener = stack.enter_context(listen(folder / "node.sock", 0o600))
-        routes = Routes(json=JsonApi(memberships.calls()).answer, docker=_no_docker)
+        world = World(folder, daemon, enrolment)
+
+        async def list_leases(_: leases_pb2.ListLeasesRequest, __: Caller) -> leases_pb2.ListLeasesResponse:
+            return leases_pb2.ListLeasesResponse(leases=world.leases)
+
+        calls = {
+            **memberships.calls(),
+            "gpushare.v1.Leases/List": Unary(leases_pb2.ListLeasesRequest, list_leases),
+        }
+        routes = Routes(json=JsonApi(calls).answer, docker=_no_docker)
         front = Front(folder / "unused", _Everybody(node_caller), routes)
         await stack.enter_async_context(front.serving(listener))
-        yield World(folder, daemon, enrolment)
+        yield world
 
 
 async def _ended(daemon: PoolDaemon, task: asyncio.Task[None]) -> None:
@@ -159,9 +170,26 @@ async def test_a_machine_joins_and_leaves_by_its_daemon(world: World) -> None:
     assert (status["pool"], status["nodes"]) == ("lab", 1)
     left = await world("node", "leave")
     assert "has left the pool lab, where it was node ws3" in left.out
-    assert "gpushare node forget ws3" in left.out
+    assert left.out.endswith("\non the coordinator's machine: gpushare node forget ws3 --is-off\n")
     assert world.enrolment.membership is None
     assert (await world("node", "leave")).out == "this machine is in no pool\n"
+
+
+async def test_whoever_leaves_with_jobs_of_the_pool_is_told_to_forget_the_node_only_later(
+    world: World,
+) -> None:
+    await world(
+        "node", "join", world.address, "--token-file", "-", "--name", "ws7", stdin=await world.token()
+    )
+    world.leases += [
+        leases_pb2.Lease(id="l-1", job_id="a", job_pool="lab"),
+        leases_pb2.Lease(id="l-2", job_id="b", job_pool="lab"),
+        leases_pb2.Lease(id="l-3", job_id="c"),
+        leases_pb2.Lease(id="l-4"),
+    ]
+    left = await world("node", "leave")
+    assert "jobs of the pool that are still here: 2 " in left.out
+    assert "forget ws7 only when they are over, or they run twice\nthen, on the coord" in left.out
 
 
 async def test_a_node_is_cut_off_by_its_name(world: World) -> None:
