@@ -172,6 +172,7 @@ def _submit_fields(args: RunArguments) -> dict[str, Any]:
     return {
         "request_id": os.urandom(16).hex(),
         "lease": lease,
+        "name": args.value("name").removeprefix("/"),
         "image": args.image,
         "platform": args.value("platform"),
         "pull": args.value("pull"),

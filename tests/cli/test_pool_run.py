@@ -31,6 +31,7 @@ class OlderDaemon:
         self.taken: list[str] = []
         self.cancelled: list[str] = []
         self.asked: list[str] = []
+        self.names: list[str] = []
 
     def reserve(self, **_: Any) -> ReserveAnswer:
         self.asked.append("reserve")
@@ -76,8 +77,9 @@ class Daemon(OlderDaemon):
 class DaemonWithFreeGpu(Daemon):
     """Has a lease at once."""
 
-    def reserve(self, **_: Any) -> ReserveAnswer:
+    def reserve(self, **asked: Any) -> ReserveAnswer:
         self.asked.append("reserve")
+        self.names.append(asked["name"])
         return ReserveAnswer({"job": RESERVED, "door": DOOR})
 
 
@@ -123,6 +125,23 @@ def test_where_there_is_room_docker_is_started_at_the_daemon_of_the_job(
         pool_run.run_in_pool(split(["--pool", "--gpu", "1", "-d", "busybox"], RUN))
     assert became == [(["docker", "run", "--label", "gpushare.lease=l-7f3k"], DOOR["host"])]
     assert daemon.asked == asked
+
+
+@pytest.mark.parametrize(("words", "name"), [(["--name", "trainer"], "trainer"), ([], "")])
+def test_a_container_s_name_goes_to_the_pool_which_finds_the_job_by_it(
+    words: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = DaemonWithFreeGpu()
+
+    def become(*_: object) -> NoReturn:
+        raise SystemExit
+
+    monkeypatch.setattr(pool_run, "Jobs", lambda _: daemon)
+    monkeypatch.setattr(docker_cli, "find_docker", lambda: "/bin/false")
+    monkeypatch.setattr(docker_cli, "become", become)
+    with pytest.raises(SystemExit):
+        pool_run.run_in_pool(split(["--pool", "--gpu", "1", "-d", *words, "busybox"], RUN))
+    assert daemon.names == [name]
 
 
 def test_what_the_pool_refuses_at_once_is_said_once(

@@ -207,6 +207,23 @@ async def test_what_the_pool_refuses_is_refused_and_not_kept(world: World) -> No
     assert world.outbox.records() == []
 
 
+async def test_a_name_means_the_run_that_is_not_over_and_never_one_of_several(world: World) -> None:
+    first, second = [
+        (await world.ask(name="x", interactive=True, request_id=request)).job_ids[0] for request in "ab"
+    ]
+    with pytest.raises(Unavailable):
+        await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id="x"))
+    world.connected = True
+    await world.carry()
+    with pytest.raises(RequestError, match="the name of 2 jobs"):
+        await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id="x"))
+    await world.of("Cancel", jobs_pb2.CancelJobRequest(job_id=second))
+    await world.carry()
+    assert (await world.of("Get", jobs_pb2.JobRef(job_id="x"))).id == first
+    world.connected = False
+    assert (await world.of("Get", jobs_pb2.JobRef(job_id="x"))).id == first
+
+
 async def test_others_neither_see_nor_end_it(world: World) -> None:
     (name,) = (await world.ask(name="trainer")).job_ids
     for reference in (name, "trainer", name[:6]):

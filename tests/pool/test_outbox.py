@@ -17,7 +17,7 @@ from gpushared.ports.job_store import StoreUnavailable
 from tests.pool.pools import Pool, coordinator, job_id, spec
 
 ADA = "ada@ws3"
-ONE, TWO = job_id(1), job_id(2)
+ONE, TWO, THREE = job_id(1), job_id(2), job_id(3)
 
 
 class FakeLink:
@@ -79,7 +79,9 @@ async def test_a_name_is_given_once_also_while_the_pool_is_away(reopened: Callab
         await outbox.put([(TWO, spec(name="x"))], principal=ADA)
     await outbox.put([(ONE, spec(name="x"))], principal=ADA)
     assert outbox.jobs() == (ONE,)
+    await outbox.put([(THREE, spec(name="x", interactive=True))], principal=ADA)
     await outbox.updated(update(ONE, "succeeded", over=True))
+    await outbox.updated(update(THREE, "succeeded", over=True))
     await outbox.put([(TWO, spec(name="x"))], principal=ADA)
 
 

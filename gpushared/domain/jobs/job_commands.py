@@ -235,8 +235,10 @@ def _check_name(spec: JobSpec, draft: PoolDraft) -> None:
     """Raise StateConflict if an unfinished job has the name.
 
     An engine allows each name once. In a pool, where few jobs share an engine, names belong to each person.
+    An interactive job's container gets its name from the engine of its node alone: other nodes allow the same
+    name, and its node allows it as soon as the container is removed, before the pool hears of that.
     """
-    if not spec.name:
+    if not spec.name or spec.interactive:
         return
     named = draft.state.named(spec.name, None if draft.rules.here else replace(spec.owner, admin=False))
     going = next((job for job in named if not isinstance(job.state, Ended)), None)

@@ -311,8 +311,11 @@ class PoolJobs:
             return record
         visible = self._visible(owner)
         named = [other for other in visible if reference == (other.spec.name or default_name(other.job))]
+        unfinished = [other for other in named if not other.over]
+        if len(unfinished) > 1:  # interactive ones: the pool asks which is meant
+            return None
         if named:
-            return named[-1]
+            return (unfinished or named)[-1]
         begins = [other for other in visible if other.job.startswith(reference)]
         long_enough = len(reference) >= SHORTEST_BEGINNING and reference.isalnum()
         return begins[0] if long_enough and len(begins) == 1 else None

@@ -148,7 +148,7 @@ class Outbox:
                     f"this node keeps {MAX_KEPT_OF_ONE} jobs of {principal} for the pool already",
                     hint="wait for some of them, or cancel some",
                 )
-            _check_names([spec for _, spec in new], principal, unfinished)
+            _check_names([spec for _, spec in new if not spec.interactive], principal, unfinished)
             records = [
                 OutboxRecord(job, number, spec, held, priority, principal, groups, self._now(), holder=holder)
                 for number, (job, spec) in enumerate(new, start=self._next)

@@ -409,6 +409,14 @@ def test_names_are_taken_where_containers_would_meet(here: bool, words: str) -> 
         pool.submit("j3", name="x", owner=BOB)
 
 
+def test_an_interactive_job_may_have_a_name_that_is_taken_which_its_engine_judges() -> None:
+    pool = Pool()
+    pool.submit("j1", name="x", interactive=True)
+    pool.submit("j2", name="x", interactive=True)
+    with pytest.raises(StateConflict, match="job j"):
+        pool.submit("j3", name="x")
+
+
 def test_a_name_is_taken_also_after_a_restart_and_free_once_its_job_is_over() -> None:
     pool = Pool()
     pool.submit("j1", name="x")

@@ -119,3 +119,19 @@ def test_a_container_of_the_pool_outlives_the_client_that_started_it_detached(
     assert world.job(job)["state"] == "running"
     world.screen("cancel", "--grace", "0", job)
     world.wait_state(job, *OVER)
+
+
+def test_a_container_on_another_node_is_found_by_its_name(world: World) -> None:
+    program, job = client(world, "-d", "--name", "trainer")
+    program.process.wait(60)
+    world.wait_state(job, "running")
+    assert job in world.screen("why", "trainer")
+    assert world.screen("logs", "trainer") == ""
+    assert "trainer" in world.screen("jobs")
+    assert job in world.screen("stop", "--grace", "0", "trainer")
+    assert world.wait_state(job, *OVER)["name"] == "trainer"
+    again, other = client(world, "-d", "--rm", "--name", "again")
+    again.process.wait(60)
+    world.wait_state(other, "running")
+    world.screen("cancel", "--grace", "0", "--name", "again")
+    world.wait_state(other, *OVER)
