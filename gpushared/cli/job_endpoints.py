@@ -9,7 +9,7 @@ from gpushared.api.v1.messages import Job
 from gpushared.cli import docker_cli
 from gpushared.client import Client
 from gpushared.client.jobs import Jobs
-from gpushared.domain.model.errors import DaemonUnavailable, NotFound, StateConflict, Unavailable
+from gpushared.domain.model.errors import DaemonUnavailable, NotFound, StateConflict, TimedOut, Unavailable
 from gpushared.light import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -60,11 +60,13 @@ def _container(node_client: Client, job: Job, attempt: int, node: str) -> str:
     filters = quote(json.dumps({"label": labels}))
     try:
         answer = node_client.docker("GET", f"/containers/json?all=1&filters={filters}")
-    except DaemonUnavailable as error:
+    except (DaemonUnavailable, TimedOut) as error:
         if not node:
             raise
+        # The error itself names a socket of this machine's daemon, which is well.
+        why = "no answer came in time" if isinstance(error, TimedOut) else "the connection was lost"
         raise Unavailable(
-            f"node {node}, where job {job.id} is, cannot be reached: the connection was lost",
+            f"node {node}, where job {job.id} is, cannot be reached: {why}",
             hint="`gpushare nodes` tells when it was last heard of",
         ) from error
     if answer.status != docker_cli.OK:
