@@ -36,6 +36,7 @@ from gpushared.domain.scheduling.pass_records import PassDecision, WaitReason
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, refuse
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.quota_usage import QuotaUsage, size_on
+from gpushared.domain.scheduling.scheduling_pass import NO_ROOM
 
 LOOKED_AT = 64
 LOOKED_AT_ALIKE = 4
@@ -99,7 +100,7 @@ def _place(job: Job, cluster: ClusterCapacity, draft: PoolDraft) -> PassDecision
     """Begin the gang if all of its parts have room, with ranks in the order of the nodes' names."""
     shares = sorted(_spread(job, cluster) if job.spec.span else _on_each(job, cluster))
     if not shares:
-        return PassDecision(WaitReason.RESOURCES, _lack(job))
+        return NO_ROOM
     first, *rest = (
         Part(node, request, rank, address=draft.address_of(node))
         for rank, (node, request, _) in enumerate(shares)
@@ -116,13 +117,6 @@ def _port(job: Job, node: NodeName, draft: PoolDraft) -> int:
     names = draft.state.by_node.get(node) or ()
     parts = (part for name in names for part in draft.state.jobs[name].parts if part.node == node)
     return port_for(AttemptKey(job.id, job.attempts + 1), {part.port for part in parts})
-
-
-def _lack(job: Job) -> str:
-    if job.spec.span:
-        count = job.spec.request.gpu_count
-        return f"waits until {count} GPUs are free at once, on however many nodes"
-    return f"waits until {job.spec.nodes} nodes have room at once"
 
 
 def _on_each(job: Job, cluster: ClusterCapacity) -> list[Share]:

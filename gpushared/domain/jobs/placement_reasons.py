@@ -23,6 +23,7 @@ from gpushared.domain.scheduling.placement.free_capacity import (
     free_capacities,
     is_grant,
     place,
+    refuse,
 )
 
 NAMED = 3
@@ -68,20 +69,18 @@ def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
     request, everywhere = _capacities(job, snapshot or ClusterSnapshot(), state, now)
     hosts = {host: capacities for host, capacities in everywhere.items() if host not in job.refused_by}
-    able = _able(request, hosts)
-    if len(able) < job.spec.nodes:
+    wanted = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
+    able = _places(job, request, _emptied(hosts))
+    if able.total() < wanted:
         hopeless = all(member.inventory is not None for member in members)
-        if job.refused_by and len(_able(request, everywhere)) >= job.spec.nodes:
+        able_of_all = _places(job, request, _emptied(everywhere))
+        if job.refused_by and able_of_all.total() >= wanted:
             return replace(_refused(job, request), hopeless=hopeless)
-        all_capacities = [capacity for capacities in everywhere.values() for capacity in capacities]
-        return replace(_never(job, request, all_capacities), hopeless=hopeless)
+        return replace(_never(job, request, everywhere, able_of_all.total()), hopeless=hopeless)
     absent = [state.members[name] for name in able if _away(state.members[name], state, now)]
-    if len(able) - len(absent) < job.spec.nodes:
+    if able.total() - sum(able[member.name] for member in absent) < wanted:
         return Lack(Reason.GPU_UNHEALTHY, _only_away(job, absent, state, now), _hint(*absent))
-    if (
-        any(is_grant(place(request, _by_id(capacities))) for capacities in hosts.values())
-        and job.spec.nodes == 1
-    ):
+    if _places(job, request, hosts).total() >= wanted:
         return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
     counts = Counter(
         refusal.reason
@@ -111,13 +110,27 @@ def _capacities(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: floa
     }
 
 
-def _able(request: Request, hosts: Hosts) -> list[NodeName]:
-    """Return the nodes that would have room if they were empty and all their GPUs were well."""
-    return [
-        NodeName(host)
+def _places(job: Job, request: Request, hosts: Hosts) -> Counter[NodeName]:
+    """Count what the nodes have room for: GPUs if the job may span nodes, else whole parts of the job."""
+    if job.spec.span:
+        counts = {
+            NodeName(host): sum(refuse(request, capacity) is None for capacity in capacities)
+            for host, capacities in hosts.items()
+        }
+    else:
+        counts = {
+            NodeName(host): int(is_grant(place(request, _by_id(capacities))))
+            for host, capacities in hosts.items()
+        }
+    return +Counter(counts)
+
+
+def _emptied(hosts: Hosts) -> Hosts:
+    """Return the capacities that the nodes would have if they were empty and all their GPUs were well."""
+    return {
+        host: list(free_capacities(map(_well, capacities), (), {}).values())
         for host, capacities in hosts.items()
-        if is_grant(place(request, free_capacities(map(_well, capacities), (), {})))
-    ]
+    }
 
 
 def _well(capacity: FreeCapacity) -> Gpu:
@@ -136,19 +149,27 @@ def _refused(job: Job, request: Request) -> Lack:
     return Lack(Reason.NEVER_FITS, text, job_progress.refusal_hint(job), refused=True)
 
 
-def _never(job: Job, request: Request, capacities: Sequence[FreeCapacity]) -> Lack:
-    size, models = _request_text(request), sorted({capacity.gpu.name for capacity in capacities})
+def _never(job: Job, request: Request, hosts: Hosts, most: int) -> Lack:
+    """Explain that the pool is too small for the job. ``most`` of its GPUs, or of its parts, have a place."""
+    size = _request_text(request)
+    models = sorted({capacity.gpu.name for capacities in hosts.values() for capacity in capacities})
+    hint = f"there are {', '.join(models)}" if models else ""
     text = f"no node of the pool could take {size}, not even when it is empty"
     if job.spec.target != HERE:
         text = f"node {job.spec.target} could not take {size}, not even when it is empty"
+    elif job.spec.span and most:
+        size = _request_text(job.spec.request)
+        text = f"all nodes of the pool together could not take {size}, not even when they are empty"
+        hint = f"ask for at most {most} GPU{'' if most == 1 else 's'}"
     elif job.spec.nodes > 1:
         text = f"the pool has no {job.spec.nodes} nodes that could take {size}, not even when they are empty"
-    return Lack(Reason.NEVER_FITS, text, f"there are {', '.join(models)}" if models else "")
+        hint = f"ask for at most {most} node{'' if most == 1 else 's'}" if most else hint
+    return Lack(Reason.NEVER_FITS, text, hint)
 
 
 def _only_away(job: Job, absent: Sequence[Member], state: PoolState, now: float) -> str:
     """Explain that too many of the nodes that could take the job take no work at the moment."""
-    if len(absent) == 1 and job.spec.nodes == 1:
+    if len(absent) == 1 and not is_gang(job.spec):
         name, why = absent[0].name, _away(absent[0], state, now)
         return f"only node {name} could take {_request_text(job.spec.request)}, and it {why}"
     reasons = _away_reasons(absent, state, now)

@@ -31,6 +31,12 @@ def _full() -> Pool:
     return pool
 
 
+def _half_full() -> Pool:
+    pool = Pool("a", "b")
+    pool.heartbeat("a", holdings=(held("a", 0),))
+    return pool
+
+
 def _drained() -> Pool:
     pool = _full()
     pool.do(m.NodeDrainAsked(B, ROOT, "new fan"))
@@ -131,6 +137,48 @@ CASES: dict[str, tuple[Pool, dict[str, Any], Reason, str, str]] = {
         "needs 1 on each of 2 nodes at once",
         "",
     ),
+    "a gang has room behind another one, for which GPUs are kept": (
+        Pool("a", "b"),
+        {"request": WHOLE, "nodes": 2, "held": True},
+        Reason.QUEUE_ORDER,
+        "there is room for 1 on each of 2 nodes at once; it is not its turn",
+        "",
+    ),
+    "a job spans nodes that are full": (
+        _full(),
+        {"request": replace(WHOLE, gpu_count=2), "span": True},
+        Reason.SHARING_MODE,
+        "needs 2 on few nodes at once; of 2 GPUs are 2 shared by others, or not to be shared",
+        "",
+    ),
+    "a job spans nodes of which one is full": (
+        _half_full(),
+        {"request": replace(WHOLE, gpu_count=2), "span": True},
+        Reason.SHARING_MODE,
+        "needs 2 on few nodes at once; of 2 GPUs are 1 shared by others, or not to be shared",
+        "",
+    ),
+    "a job spans nodes of which one is silent": (
+        _silent(),
+        {"request": replace(WHOLE, gpu_count=2), "span": True},
+        Reason.GPU_UNHEALTHY,
+        "needs 2 on few nodes at once; too few of the nodes that could take it are there: node b has been",
+        "if it is off for good: gpushare node forget b --is-off",
+    ),
+    "all nodes together have too few GPUs for a job that spans them": (
+        _full(),
+        {"request": replace(WHOLE, gpu_count=3), "span": True},
+        Reason.NEVER_FITS,
+        "all nodes of the pool together could not take 3, not even when they are empty",
+        "ask for at most 2 GPUs",
+    ),
+    "the pool has too few nodes": (
+        _full(),
+        {"request": WHOLE, "nodes": 4},
+        Reason.NEVER_FITS,
+        "the pool has no 4 nodes that could take 1, not even when they are empty",
+        "ask for at most 2 nodes",
+    ),
     "nobody is there": (
         Pool(),
         {},
@@ -149,6 +197,22 @@ def test_who_waits_for_room_is_told_what_stands_against_it(name: str) -> None:
     lack = lack_of_room(pool.job(J), pool.state, pool.now)
     assert sentence in lack.sentence
     assert (lack.reason, lack.hint) == (reason, hint)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"request": replace(WHOLE, gpu_count=3), "span": True}, "together could not take 3"),
+        ({"request": WHOLE, "nodes": 4}, "the pool has no 4 nodes that could take 1"),
+    ],
+)
+def test_why_says_of_a_gang_that_is_too_large_that_it_never_fits(spec: dict[str, Any], text: str) -> None:
+    pool = _full()
+    pool.submit(**spec)
+    reason = why(pool.job(J), pool.state, pool.now)
+    assert reason is not None
+    assert reason.code == Reason.NEVER_FITS
+    assert text in reason.sentence
 
 
 NO_ACCOUNT = Ending(EndKind.FAILED, "'ada@lab' has no account here", hint="add one under [pool.accounts]")
