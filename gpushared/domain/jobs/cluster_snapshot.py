@@ -324,6 +324,10 @@ class ClusterCapacity:
     ) -> None:
         self._snapshot.give(lease)
 
+    def holder(self, lease: LeaseId) -> Placement | None:
+        """Return the place of a lease or job, or None if it holds nothing."""
+        return self._fleet.holder(lease)
+
     def gpu(self, gpu: GpuId) -> Gpu:
         return self._snapshot.gpu(gpu)
 

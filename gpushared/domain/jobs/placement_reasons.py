@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpushared.domain.jobs import job_progress
-from gpushared.domain.jobs.cluster_snapshot import ClusterSnapshot, in_full
+from gpushared.domain.jobs.cluster_snapshot import ClusterCapacity, ClusterSnapshot, in_full
 from gpushared.domain.jobs.coordinator_state import PoolState, is_gang
 from gpushared.domain.jobs.job import HERE, Job, NodeName
 from gpushared.domain.jobs.liveness import heard, presence
 from gpushared.domain.jobs.member import Member, Presence
 from gpushared.domain.model.gpu import Gpu, GpuId
+from gpushared.domain.model.lease import LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.model.request_spec import describe
-from gpushared.domain.model.units import format_duration, shown
+from gpushared.domain.model.units import first_few, format_duration, shown
 from gpushared.domain.scheduling.outcome import why_no_room
 from gpushared.domain.scheduling.placement.free_capacity import (
     FreeCapacity,
@@ -51,6 +52,7 @@ _REASON_TEXTS = {
     Reason.GPU_UNHEALTHY: "out of use",
     Reason.OTHER_MODEL: "of another model",
     Reason.OTHER_GPU: "not the one that was asked for",
+    Reason.AWAY_FROM: "held by what it keeps away from",
 }
 
 
@@ -67,7 +69,8 @@ def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
     away = _away(target, state, now) if target is not None else ""
     if target is not None and away:
         return Lack(Reason.GPU_UNHEALTHY, f"only node {target.name} will do, and it {away}", _hint(target))
-    request, everywhere = _capacities(job, snapshot or ClusterSnapshot(), state, now)
+    cluster = (snapshot or ClusterSnapshot()).refresh(state, state.policy, now)
+    request, everywhere = _capacities(job, cluster, state)
     hosts = {host: capacities for host, capacities in everywhere.items() if host not in job.refused_by}
     wanted = job.spec.request.gpu_count if job.spec.span else job.spec.nodes
     able = _places(job, request, _emptied(hosts))
@@ -80,25 +83,44 @@ def lack_of_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapsh
     absent = [state.members[name] for name in able if _away(state.members[name], state, now)]
     if able.total() - sum(able[member.name] for member in absent) < wanted:
         return Lack(Reason.GPU_UNHEALTHY, _only_away(job, absent, state, now), _hint(*absent))
-    if _places(job, request, hosts).total() >= wanted:
-        return Lack(Reason.QUEUE_ORDER, f"there is room for {_needs(job)}; it is not its turn")
-    counts = Counter(
-        refusal.reason
-        for capacities in hosts.values()
-        for refusal in why_no_room(request, _by_id(capacities))[1]
-    )
-    silent = [member for member in members if _away(member, state, now)]
-    reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
-    gpu_count = sum(map(len, hosts.values()))
-    return Lack(reason, _sentence(job, counts, gpu_count, silent, state, now), _hint(*silent))
+    return _no_room_now(job, request, hosts, wanted, cluster, state, now)
 
 
 Hosts = Mapping[str, Sequence[FreeCapacity]]
 
 
-def _capacities(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: float) -> tuple[Request, Hosts]:
+def _no_room_now(
+    job: Job,
+    request: Request,
+    hosts: Hosts,
+    wanted: int,
+    cluster: ClusterCapacity,
+    state: PoolState,
+    now: float,
+) -> Lack:
+    """Explain what a job lacks that has room on these nodes when they are empty."""
+    near = {name: at.host for name in job.spec.request.near if (at := cluster.holder(LeaseId(name)))}
+    if len(set(near.values())) > 1:
+        text = ", ".join(f"{name} on {host}" for name, host in near.items())
+        return Lack(Reason.RESOURCES, f"needs one node with all that it is to be near: {text}")
+    needs = _needs(job) + (f" on the node of {first_few(list(near), NAMED)}" if near else "")
+    usable = _apart(job, {host: hosts[host] for host in hosts if not near or host in near.values()}, cluster)
+    if _places(job, request, usable).total() >= wanted:
+        return Lack(Reason.QUEUE_ORDER, f"there is room for {needs}; it is not its turn")
+    counts = Counter(
+        refusal.reason
+        for capacities in usable.values()
+        for refusal in why_no_room(request, _by_id(capacities))[1]
+    )
+    members = (member for member in state.members.values() if member.forgotten_at is None)
+    silent = [member for member in members if _away(member, state, now)]
+    reason = counts.most_common(1)[0][0] if counts else Reason.RESOURCES
+    gpu_count = sum(map(len, usable.values()))
+    return Lack(reason, _sentence(job, needs, counts, gpu_count, silent, state, now), _hint(*silent))
+
+
+def _capacities(job: Job, cluster: ClusterCapacity, state: PoolState) -> tuple[Request, Hosts]:
     """Return the request for one node of the job, and the free capacity of the nodes that the job may go to."""
-    cluster = snapshot.refresh(state, state.policy, now)
     request = replace(in_full(job.spec.request, cluster.models()), near=(), away_from=())
     if job.spec.span:
         request = replace(request, gpu_count=1)
@@ -107,6 +129,22 @@ def _capacities(job: Job, snapshot: ClusterSnapshot, state: PoolState, now: floa
         host: capacities
         for host, capacities in cluster.capacities().items()
         if job.spec.target in (HERE, host) and members[NodeName(host)].forgotten_at is None
+    }
+
+
+def _apart(job: Job, hosts: Hosts, cluster: ClusterCapacity) -> Hosts:
+    """Return the capacities, each with the job on its GPU from which this one keeps away."""
+    others = {
+        grant.gpu: name
+        for name in job.spec.request.away_from
+        if (at := cluster.holder(LeaseId(name)))
+        for grant in at.grants
+    }
+    if not others:
+        return hosts
+    return {
+        host: [replace(capacity, apart_from=others.get(capacity.gpu.id, "")) for capacity in capacities]
+        for host, capacities in hosts.items()
     }
 
 
@@ -184,11 +222,17 @@ def _away_reasons(absent: Sequence[Member], state: PoolState, now: float) -> str
 
 
 def _sentence(
-    job: Job, counts: Counter[Reason], gpus: int, silent: Sequence[Member], state: PoolState, now: float
+    job: Job,
+    needs: str,
+    counts: Counter[Reason],
+    gpus: int,
+    silent: Sequence[Member],
+    state: PoolState,
+    now: float,
 ) -> str:
     against = [f"{count} {_REASON_TEXTS.get(reason, reason)}" for reason, count in counts.most_common()]
     of_all = f"of {gpus} GPU" + ("" if gpus == 1 else "s")
-    text = f"needs {_needs(job)}; {of_all} are {', '.join(against)}" if against else f"needs {_needs(job)}"
+    text = f"needs {needs}; {of_all} are {', '.join(against)}" if against else f"needs {needs}"
     if job.refused_by:
         text = f"{text}; {job_progress.refusal_reasons(job)}"
     if not silent:

@@ -215,6 +215,56 @@ def test_why_says_of_a_gang_that_is_too_large_that_it_never_fits(spec: dict[str,
     assert text in reason.sentence
 
 
+def _with_j0_on_a_and_j9_on_b() -> Pool:
+    pool = Pool("a", "b", "c", gpus=2)
+    for name, node in (("j0", A), ("j9", B)):
+        pool.submit(name, request=HALF, target=node)
+    pool.heartbeat("a", holdings=(held("a", 1), held("a", 0, permille=500)))
+    return pool
+
+
+NEIGHBOURS: dict[str, tuple[dict[str, Any], Reason, str]] = {
+    "the node of the job that it is to be near is full": (
+        {"near": ("j0",)},
+        Reason.SHARING_MODE,
+        "needs 1 on the node of j0; of 2 GPUs are 2 shared by others, or not to be shared",
+    ),
+    "there is room on the node of the job that it is to be near": (
+        {"near": ("j9",)},
+        Reason.QUEUE_ORDER,
+        "there is room for 1 on the node of j9; it is not its turn",
+    ),
+    "the job that it was to be near is over": (
+        {"near": ("j8",)},
+        Reason.QUEUE_ORDER,
+        "there is room for 1; it is not its turn",
+    ),
+    "the jobs that it is to be near are on two nodes": (
+        {"near": ("j0", "j9")},
+        Reason.RESOURCES,
+        "needs one node with all that it is to be near: j0 on a, j9 on b",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_a_job_that_is_to_be_near_others_is_told_of_their_node(name: str) -> None:
+    fields, reason, sentence = NEIGHBOURS[name]
+    pool = _with_j0_on_a_and_j9_on_b()
+    pool.submit(request=replace(WHOLE, **fields), held=True)
+    lack = lack_of_room(pool.job(J), pool.state, pool.now)
+    assert (lack.reason, lack.sentence) == (reason, sentence)
+
+
+def test_a_job_that_keeps_away_from_others_is_told_of_their_gpus() -> None:
+    pool = Pool("a")
+    pool.submit("j0", request=HALF)
+    pool.submit(request=replace(HALF, away_from=("j0",)))
+    lack = lack_of_room(pool.job(J), pool.state, pool.now)
+    assert lack.sentence == "needs 0.5; of 1 GPU are 1 held by what it keeps away from"
+    assert lack.reason is Reason.AWAY_FROM
+
+
 NO_ACCOUNT = Ending(EndKind.FAILED, "'ada@lab' has no account here", hint="add one under [pool.accounts]")
 
 
