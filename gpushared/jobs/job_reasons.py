@@ -179,7 +179,7 @@ def _why_passed_over(job: Job, state: PoolState, now: float, snapshot: ClusterSn
 def _waits_for_its_array(job: Job, state: PoolState) -> bool:
     array = array_key(job.spec)
     throttle = None if array is None else state.throttles.get(array)
-    return throttle is not None and (job.sequence, job.id) in throttle.waiting
+    return throttle is not None and job.id in throttle.places
 
 
 def _why_no_room(job: Job, state: PoolState, now: float, snapshot: ClusterSnapshot | None) -> Why:

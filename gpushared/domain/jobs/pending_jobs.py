@@ -45,6 +45,8 @@ class JobShape:
 
 QueuePlace = tuple[int, JobId]
 """The job's sequence and its id, which order the jobs of a queue."""
+TurnPlace = tuple[int, int, JobId]
+"""The job's priority (negative), its sequence and its id, which order the waiting jobs of an array."""
 Front = tuple[int, int, int, JobId]
 """The place of a queue: the priority (negative), the class's order, and the queue's first job."""
 
@@ -160,10 +162,15 @@ def _front(shape: JobShape, queue: PersistentSortedList[QueuePlace]) -> Front:
 
 @dataclass(frozen=True, slots=True)
 class ArrayThrottle:
-    """Throttle one array. ``admitted``: jobs that run or may be placed. ``waiting``: ready jobs, in order."""
+    """Throttle one array.
+
+    ``admitted``: jobs that run or may be placed. ``waiting``: ready jobs, in order. ``places``: the place of each
+    waiting job, to find it again when its priority has changed.
+    """
 
     admitted: PersistentMap[JobId, None] = field(default_factory=PersistentMap)
-    waiting: PersistentSortedList[tuple[int, JobId]] = field(default_factory=PersistentSortedList)
+    waiting: PersistentSortedList[TurnPlace] = field(default_factory=PersistentSortedList)
+    places: PersistentMap[JobId, TurnPlace] = field(default_factory=PersistentMap)
 
     def __bool__(self) -> bool:
         return bool(self.admitted) or bool(self.waiting)
@@ -175,15 +182,19 @@ class ArrayThrottle:
         """
         most = job.spec.array_limit
         assert most is not None, "asked of jobs of a bounded array only"
-        entry = (job.sequence, job.id)
+        before, places = self.places.get(job.id), self.places.drop(job.id)
+        waiting = self.waiting if before is None else self.waiting.drop(before)
         holds_a_turn = ready and job.id in self.admitted
         if holds_a_turn or not isinstance(job.state, Queued | Ended):
-            admitted, waiting = self.admitted.put(job.id, None), self.waiting.drop(entry)
+            admitted = self.admitted.put(job.id, None)
         else:
             admitted = self.admitted.drop(job.id)
-            waiting = self.waiting.put(entry) if ready else self.waiting.drop(entry)
+            if ready:
+                place = (-job.priority, job.sequence, job.id)
+                waiting, places = waiting.put(place), places.put(job.id, place)
         let_in: list[JobId] = []
         while len(admitted) < most and (first := waiting.first()) is not None:
-            admitted, waiting = admitted.put(first[1], None), waiting.drop(first)
-            let_in.append(first[1])
-        return ArrayThrottle(admitted, waiting), tuple(let_in)
+            name = first[-1]
+            admitted, waiting, places = admitted.put(name, None), waiting.drop(first), places.drop(name)
+            let_in.append(name)
+        return ArrayThrottle(admitted, waiting, places), tuple(let_in)

@@ -481,7 +481,8 @@ def line_up_all(jobs: Sequence[Job], draft: PoolDraft) -> None:
     state = draft.state
     entries: dict[bool, list[tuple[JobId, int, JobShape]]] = {False: [], True: []}
     policy = state.policy
-    for job in jobs:
+    # An array with a limit lets its jobs in one after the other, so the highest priority comes first.
+    for job in sorted(jobs, key=lambda job: -job.priority):
         if job.held_by or job.spec.array_limit is not None or state.ready_at(job) > draft.now:
             draft.line_up(job)
         else:

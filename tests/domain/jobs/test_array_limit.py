@@ -86,6 +86,53 @@ def test_who_waits_for_the_array_is_told_so(pool: Callable[[], Pool]) -> None:
 
 
 @WORLDS
+def test_of_the_jobs_that_wait_for_the_array_the_one_with_the_highest_priority_begins_next(
+    pool: Callable[[], Pool],
+) -> None:
+    world = pool()
+    submit_array(world, 6, limit=1)
+    runs(world, 0)
+    for index, priority in ((4, 90), (5, 50), (3, 70), (4, 60)):
+        world.do(m.JobPriorityAsked(name_of(index), ADA, priority))
+    order = []
+    for _ in range(6):
+        (index,) = begun(world)
+        order.append(index)
+        ends(world, index)
+    assert (order, dict(world.state.throttles)) == ([0, 3, 4, 5, 1, 2], {})
+
+
+@WORLDS
+def test_priorities_within_an_array_count_after_a_restart(pool: Callable[[], Pool]) -> None:
+    world = pool()
+    submit_array(world, 3, limit=1)
+    runs(world, 0)
+    world.do(m.JobPriorityAsked(name_of(2), ADA, 90))
+    (part,) = world.job(name_of(0)).parts
+    told = world.report(part.node, AttemptState.RUNNING, name_of(0))
+    nodes = [*(world.state.members or (HERE,))]
+    world.begin_anew()
+    for node in nodes:
+        world.register(node, *([told] if node == part.node else []), gpus=8)
+    world.wait(1)
+    ends(world, 0)
+    assert begun(world) == [2]
+
+
+def test_an_array_of_which_nothing_runs_begins_with_the_highest_priority_after_a_restart() -> None:
+    pool = Pool("a")
+    for index in range(3):
+        pool.submit(name_of(index), HALF, array=ARRAY, index=index, array_limit=1, held=True)
+    pool.do(m.JobPriorityAsked(name_of(2), ADA, 90))
+    pool.begin_anew()
+    for index in range(3):
+        pool.do(m.JobHoldAsked(name_of(index), ADA, held=False))
+    pool.register("a")
+    pool.wait(1)
+    assert begun(pool) == [2]
+
+
+@WORLDS
 def test_the_limit_holds_after_a_restart_for_what_ran_before(pool: Callable[[], Pool]) -> None:
     world = pool()
     submit_array(world, 5, limit=2)
