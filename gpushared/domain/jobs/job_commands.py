@@ -452,10 +452,13 @@ def look_at_dependencies(job: Job, draft: PoolDraft, past: Mapping[JobId, Job] |
             end(job, JobFailed(reason, hint=f"`gpushare why {after.job}` tells more"), reason, draft)
             return
     awaits = tuple(after for after in job.awaits if after.job not in past and _awaited(job, after, draft))
-    if awaits != job.awaits:
-        many = f"{len(awaits)} more job" + ("" if len(awaits) == 1 else "s")
-        text = f"waits for {many}" if awaits else "what it waited for is over"
-        draft.put(replace(job, awaits=awaits).note(draft.now, text))
+    if awaits == job.awaits:
+        return
+    job = replace(job, awaits=awaits)
+    if awaits:
+        draft.put(job, durable=False)  # after a restart the awaited jobs are looked at again
+    else:
+        draft.put(job.note(draft.now, "what it waited for is over"))
 
 
 def _awaited(job: Job, after: After, draft: PoolDraft) -> bool:

@@ -638,6 +638,54 @@ def test_a_job_waits_for_others(name: str, kind: AfterKind, ending: Ending, stat
     assert isinstance(pool.job("j2").state, state), name
 
 
+AWAITED = 60
+
+
+def _waiting_for_many() -> Pool:
+    """One job of many that ``last`` waits for is over."""
+    pool = Pool("a", gpus=AWAITED)
+    names = [JobId(f"part{at}") for at in range(AWAITED)]
+    for name in names:
+        pool.running(name)
+    pool.submit("last", after=tuple(After(name, AfterKind.OK) for name in names))
+    _ends(pool, 0)
+    return pool
+
+
+def _ends(pool: Pool, at: int) -> int:
+    """Let one of the awaited jobs end; return how often ``last`` was written."""
+    steps = pool.says("a", S.ENDED, JobId(f"part{at}"), ending=exited(0)), pool.wait(0.1)
+    return sum(job.id == "last" for step in steps for job in step.jobs)
+
+
+def test_the_story_of_a_job_that_waits_for_many_has_one_line_of_their_ends() -> None:
+    """The store is written to once too, and ``why`` says how many are left."""
+    pool = _waiting_for_many()
+    reason = why(pool.job("last"), pool.state, pool.now)
+    assert reason is not None
+    assert f"it waits for {AWAITED - 1} jobs" in reason.sentence
+    writes = [_ends(pool, at) for at in range(1, AWAITED)]
+    assert sum(writes[:-1]) == 0
+    assert pool.told("last")[:2] == ["submitted by ada@lab", "what it waited for is over"]
+    pool.is_now(Placing, "last")
+
+
+def test_a_restart_finds_out_which_of_the_awaited_jobs_were_over() -> None:
+    """The store does not have that."""
+    pool = _waiting_for_many()
+    written = tuple(After(JobId(f"part{at}"), AfterKind.OK) for at in range(AWAITED))
+    last = replace(pool.job("last"), awaits=written)
+    pool.state.jobs = pool.state.jobs.put(last.id, last)
+    running = [pool.report("a", S.RUNNING, JobId(f"part{at}")) for at in range(1, AWAITED)]
+    pool.begin_anew()
+    pool.register("a", *running, gpus=AWAITED)
+    pool.wait(1.0)
+    assert len(pool.job("last").awaits) == AWAITED - 1
+    for at in range(1, AWAITED):
+        _ends(pool, at)
+    pool.is_now(Placing, "last")
+
+
 def test_a_job_whose_dependency_failed_fails_and_so_do_those_behind_it() -> None:
     """With a reason that names the job."""
     pool = Pool("a")
