@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import requests
@@ -185,6 +186,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             stop_seconds=DEFAULT_STOP_SECONDS if (own := config.get("StopTimeout")) is None else int(own),
             memory=ContainerMemory(int(answer["HostConfig"].get("Memory") or 0)),
             start_error=str(state.get("Error") or "")[:START_ERROR_CHARACTERS],
+            ran_seconds=_ran_seconds(state),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise unknown_words("describes a container", error) from error
@@ -201,7 +203,7 @@ def facts_of_death(event: Mapping[str, Any]) -> ContainerFacts | None:
         return None
     actor = event["Actor"]
     labels = dict(actor["Attributes"])
-    name, image, code = (labels.pop(key, "") for key in ("name", "image", "exitCode"))
+    name, image, code, ran = (labels.pop(key, "") for key in ("name", "image", "exitCode", "execDuration"))
     if not code.isdecimal():
         return None
     return ContainerFacts(
@@ -215,6 +217,7 @@ def facts_of_death(event: Mapping[str, Any]) -> ContainerFacts | None:
         owner_uid=_uid(labels.get(LABEL_OWNER)),
         restart_policy="no",
         labels=labels,
+        ran_seconds=float(ran) if ran.isdecimal() else None,
     )
 
 
@@ -224,6 +227,17 @@ def _status(state: Mapping[str, Any]) -> ContainerStatus:
     except ValueError:
         # Engines that only speak Docker's API have more states; all of them report if the container runs.
         return ContainerStatus.RUNNING if state["Running"] else ContainerStatus.EXITED
+
+
+def _ran_seconds(state: Mapping[str, Any]) -> float | None:
+    """Return how long the container's last run took; the year 1 stands for a run that never began."""
+    if state.get("Running") or state.get("Error"):
+        return None
+    try:
+        began, over = (datetime.fromisoformat(state[key]) for key in ("StartedAt", "FinishedAt"))
+        return (over - began).total_seconds() if began.year > 1 and over >= began else None
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _uid(label: str | None) -> int | None:

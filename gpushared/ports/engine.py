@@ -223,6 +223,8 @@ class ContainerFacts:
     """This is the container's limit and use of the host's memory; None if nobody read them."""
     start_error: str = ""
     """This is the engine's message on the newest failed start; empty if the container began."""
+    ran_seconds: float | None = None
+    """The container's last run took this long; None if it is not over, or the engine does not tell."""
 
 
 LABEL_DEVICE = "gpushare.device"

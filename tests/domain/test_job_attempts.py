@@ -269,6 +269,20 @@ def test_one_that_was_over_before_it_was_seen_to_run_has_run() -> None:
     assert node.attempt.started_at is not None
 
 
+@pytest.mark.parametrize("how", ["by an event", "by a survey"])
+def test_one_that_was_over_before_it_was_seen_to_run_began_when_the_engine_says(how: str) -> None:
+    node = Node()
+    node.placed()
+    node.send(m.ClaimAsked(node.lease.id, ADA))
+    node.send(m.ContainerCreated(node.lease.id, BOX, "box", "i"))
+    node.now += 5.0
+    over = m.ContainerSeen(BOX, Condition.EXITED, exit_code=0, ran_seconds=3.5)
+    node.send(over if how == "by an event" else m.EngineSurveyed((over,), node.now))
+    began_at = node.now - 3.5
+    node.freed()
+    assert (node.attempt.state, node.attempt.started_at) == (AttemptState.ENDED, began_at)
+
+
 def test_while_its_container_is_frozen_it_is_paused() -> None:
     node = Node()
     node.running()

@@ -155,6 +155,30 @@ def test_the_words_of_a_start_that_failed_are_cut_where_they_never_end() -> None
     assert len(told) == START_ERROR_CHARACTERS
 
 
+NEVER = "0001-01-01T00:00:00Z"
+BEGAN, OVER = "2026-11-28T22:00:01.25Z", "2026-11-28T22:00:03.750000001Z"
+
+
+@pytest.mark.parametrize(
+    ("state", "ran_seconds"),
+    [
+        ({"StartedAt": BEGAN, "FinishedAt": OVER}, 2.5),
+        ({"StartedAt": BEGAN, "FinishedAt": OVER, "Running": True}, None),
+        ({"StartedAt": BEGAN, "FinishedAt": NEVER}, None),
+        ({"StartedAt": NEVER, "FinishedAt": NEVER}, None),
+        ({"StartedAt": NEVER, "FinishedAt": OVER}, None),
+        ({"StartedAt": BEGAN, "FinishedAt": OVER, "Error": "no such program"}, None),
+        ({"StartedAt": "soon", "FinishedAt": None}, None),
+        ({"StartedAt": BEGAN, "FinishedAt": "2026-11-28T22:00:03"}, None),
+        ({}, None),
+    ],
+)
+def test_an_ended_container_tells_how_long_it_ran(state: dict[str, Any], ran_seconds: float | None) -> None:
+    """Where the engine knows both times of its last run."""
+    ended = {"Status": "exited", "Running": False, "ExitCode": 0, "Pid": 0, **state}
+    assert facts_of_inspect({**INSPECT, "State": ended}).ran_seconds == ran_seconds
+
+
 @pytest.mark.parametrize("word", ["stopping", "configured"])
 @pytest.mark.parametrize("running", [True, False])
 def test_a_status_of_another_engine_is_running_or_exited(word: str, running: bool) -> None:
@@ -184,8 +208,10 @@ def death(**attributes: str) -> dict[str, Any]:
 
 def test_a_death_tells_the_last_facts() -> None:
     """For containers that are removed the moment they end."""
-    told = facts_of_death(death(**{"exitCode": "3", "name": "web", "image": "busybox", LABEL_DEVICE: "l-1"}))
+    words = {"exitCode": "3", "name": "web", "image": "busybox", "execDuration": "7"}
+    told = facts_of_death(death(**words, **{LABEL_DEVICE: "l-1"}))
     assert told is not None
+    assert told.ran_seconds == 7.0
     assert (told.exit_code, told.status, told.name, told.image) == (
         3,
         ContainerStatus.EXITED,

@@ -226,6 +226,8 @@ class ContainerSeen:
     """None if the source did not report it."""
     start_error: str = ""
     """The reason why the container could not be started; empty if its process began."""
+    ran_seconds: float | None = None
+    """The container's last run took this long; None if it is not over, or the source did not report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from gpushared.domain.jobs.node_messages import (
     PrepareAttempt,
 )
 from gpushared.domain.jobs.protocol import CancelPart, GiveBack, Query, Report
-from gpushared.domain.leases.events import RequestSubmitted
+from gpushared.domain.leases.events import ContainerSeen, RequestSubmitted
 from gpushared.domain.leases.lifecycle import end
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.parked import REMOVED
@@ -384,13 +384,26 @@ def follow(draft: Draft) -> None:
         draft.report = log_of.report_of(draft.attempts[draft.report_to].records[draft.report.key])
 
 
+def note_unseen_runs(containers: Iterable[ContainerSeen], draft: Draft) -> None:
+    """Note when those containers of attempts began that were over before any look saw them run."""
+    ran_seconds = {seen.container: seen.ran_seconds for seen in containers if seen.ran_seconds is not None}
+    if not ran_seconds:
+        return
+    for attempt_log in list(draft.attempts.values()):
+        for attempt in list(attempt_log.live.values()):
+            lease = _lease_of(attempt, draft) if attempt.started_at is None else None
+            container = None if lease is None else lease.container
+            if container in ran_seconds:
+                _note(attempt, attempt.state, draft, started_at=draft.now - ran_seconds[container])
+
+
 def _follow(attempt: Attempt, lease: Lease, draft: Draft) -> None:
     match lease.state:
         case Ended(outcome=outcome):
             alone = attempt.gang and isinstance(outcome, NeverClaimed) and attempt.facts is None
             to = AttemptState.REFUSED if alone else AttemptState.ENDED
             ending = RAN_OUT if alone else _ending(attempt, outcome, draft)
-            # A container may be over before any look saw it run.
+            # A container may be over before any look saw it run, and no engine may tell how long it ran.
             ran = ending.kind is EndKind.EXITED and attempt.started_at is None
             _note(attempt, to, draft, ending=ending, lease=lease, started_at=draft.now if ran else None)
         case Reserved():

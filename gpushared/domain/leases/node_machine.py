@@ -347,11 +347,13 @@ def _(event: m.RestartDone, draft: Draft) -> None:
 
 @_apply.register
 def _(event: m.ContainerSeen, draft: Draft) -> None:
+    job_attempts.note_unseen_runs((event,), draft)
     seen(event, draft)
 
 
 @_apply.register
 def _(event: m.EngineSurveyed, draft: Draft) -> None:
+    job_attempts.note_unseen_runs(event.containers, draft)
     surveyed(event, draft)
 
 

@@ -62,6 +62,7 @@ def event_of(facts: ContainerFacts) -> ContainerSeen:
         facts.image,
         facts.memory,
         facts.start_error if condition is Condition.EXITED else "",
+        facts.ran_seconds if condition is Condition.EXITED else None,
     )
 
 
