@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpushared.domain.leases import events as m
+from gpushared.domain.leases.explain import waiting
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
@@ -27,7 +28,7 @@ from gpushared.domain.model.gpu import (
     MigInstance,
 )
 from gpushared.domain.model.lease import Lease, Queued, Reserved
-from gpushared.domain.model.request import Caller, LeaseClass, Request
+from gpushared.domain.model.request import Caller, Isolation, LeaseClass, Request
 from gpushared.domain.scheduling.placement.free_capacity import Reason
 from gpushared.domain.scheduling.project_accounts import ProjectAccounts
 from gpushared.domain.scheduling.projects import (
@@ -49,6 +50,7 @@ GPUS = tuple(
 )
 HALF = Request(1, 500, None, 500)
 QUARTER = Request(1, 250, None, 250)
+WHOLE = Request(compute_permille=1000, memory_permille=1000, isolation=Isolation.EXCLUSIVE)
 CONFIGURED = Project("vision", 2.0, frozenset({"alice"}), Quota(1000, 2000))
 
 
@@ -211,6 +213,34 @@ def test_a_limit_holds_requests_back_until_it_is_lifted() -> None:
     )
     node.set("vision", limit=750)
     assert isinstance(node.state.find(second.id).state, Reserved)
+
+
+BEYOND: dict[str, tuple[dict[str, Any], str]] = {
+    "of all GPUs": ({"limit": 1750}, "its limit is 1.75 GPUs"),
+    "of all GPUs, of which a part is fixed": (
+        {"limit": 2500, "fixed": 1000},
+        "its limit is 2.5 GPUs, of which 1 GPU is fixed for its build work",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_request_for_more_than_its_projects_limit_is_told_that_it_cannot_start(name: str) -> None:
+    """It waits even so: the limit may be raised."""
+    settings, limits = BEYOND[name]
+    node = Node()
+    node.set("vision", users=("alice",), **settings)
+    node.ask(QUARTER)
+    lease = node.ask(replace(WHOLE, gpu_count=2))
+    sentence = (
+        f"asks for 2 GPUs, more than project vision may ever hold: {limits}; "
+        "ask for less, or have an administrator raise the limit"
+    )
+    assert node.why(lease) == (Reason.PROJECT_LIMIT, sentence)
+    (decision,) = decisions(node.state, node.now)
+    assert waiting(decision, node.state, 1, node.now, {}).text == sentence
+    node.set("vision", limit=4000, fixed=0)
+    assert isinstance(node.state.find(lease.id).state, Reserved)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from gpushared.domain.model.gpu import WHOLE_PERMILLE, GpuId
 from gpushared.domain.model.lease import AttemptKey, Grant, LeaseId
 from gpushared.domain.model.request import Request
 from gpushared.domain.scheduling.holder_index import HolderIndex
-from gpushared.domain.scheduling.pass_records import PassDecision, WaitReason
+from gpushared.domain.scheduling.pass_records import PassDecision
 from gpushared.domain.scheduling.placement.free_capacity import FreeCapacity, refuse
 from gpushared.domain.scheduling.projects import Policy
 from gpushared.domain.scheduling.quota_usage import QuotaUsage, size_on
@@ -93,7 +93,7 @@ def _over_limit(job: Job, quota_usage: QuotaUsage, cluster: ClusterCapacity) -> 
             return None
     if not models:
         return None
-    return PassDecision(WaitReason.PROJECT_LIMIT, quota_usage.limit_sentence(job.project))
+    return quota_usage.beyond_limit(job.project, request, models, times)
 
 
 def _place(job: Job, cluster: ClusterCapacity, draft: PoolDraft) -> PassDecision | None:

@@ -117,7 +117,7 @@ def _why_unknown(decision: Decision, state: NodeState) -> str:
     """
     if decision.reason is Reason.HELD:
         return "; start unknown: somebody has to let it go"
-    if decision.reason in _NOT_FOR_LEASES:
+    if decision.reason in _NOT_FOR_LEASES or decision.lasting:
         return ""
     if decision.position > POSITIONS:
         return f"; start unknown: more than {POSITIONS} wait before it"

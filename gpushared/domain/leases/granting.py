@@ -143,7 +143,7 @@ def _decision(
         text = "" if pass_decision is None or pass_decision.text == NO_ROOM.text else pass_decision.text
         return Decision(lease.id, position, (), reason, refusals, reservation, lack or text)
     reason, text = Reason(pass_decision.reason), _text(lease, pass_decision, state, now)
-    return Decision(lease.id, position, (), reason, (), reservation, text)
+    return Decision(lease.id, position, (), reason, (), reservation, text, lasting=pass_decision.lasting)
 
 
 def _no_room(

@@ -46,6 +46,8 @@ class Decision:
     reservation: KeptGpus | None = None
     text: str = ""
     """A sentence on the reason, if the reason is not a lack of room."""
+    lasting: bool = False
+    """No end of a lease helps."""
 
 
 def granted(lease: Lease, grants: tuple[Grant, ...], now: float) -> Lease:

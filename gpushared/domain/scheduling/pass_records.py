@@ -156,11 +156,15 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PassDecision:
-    """Tell why a request waits; ``behind``: the lease that the room is kept for, or that it waits for."""
+    """Tell why a request waits.
+
+    ``behind``: the lease that the room is kept for, or that it waits for. ``lasting``: no end of a lease helps.
+    """
 
     reason: WaitReason
     text: str
     behind: LeaseId | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Gpu
@@ -11,7 +12,7 @@ from gpushared.domain.model.request import LeaseClass, Request
 from gpushared.domain.scheduling.capacity_port import CapacityPort
 from gpushared.domain.scheduling.gpu_amounts import permille_on
 from gpushared.domain.scheduling.holder_index import FIXED_CLASS, HolderIndex
-from gpushared.domain.scheduling.pass_records import PendingRequest, RunningLease
+from gpushared.domain.scheduling.pass_records import PassDecision, PendingRequest, RunningLease, WaitReason
 from gpushared.domain.scheduling.placement.free_capacity import need_on
 from gpushared.domain.scheduling.projects import Quota, gpus
 from gpushared.domain.scheduling.use_over_time import Usage
@@ -124,19 +125,55 @@ class QuotaUsage:
     def _all_fixed_left(self, project: str) -> int:
         return sum(self.fixed_left(project, pool) for pool, _ in self.policy.project(project).quotas())
 
+    def beyond_limit(
+        self, project: str, request: Request, models: Iterable[Gpu], nodes: int = 1
+    ) -> PassDecision:
+        """Return the decision on a request that the project's limits forbid on all of these models now.
+
+        ``nodes``: the job asks for the request on each of so many nodes.
+        """
+        sizes = {gpu.name: size_on(request, gpu) * nodes for gpu in models}
+        if any(size <= self._most(project, name, request.lease_class) for name, size in sizes.items()):
+            return PassDecision(WaitReason.PROJECT_LIMIT, self.limit_sentence(project))
+        fixed = sum(quota.fixed for _, quota in self.policy.project(project).quotas())
+        if request.lease_class is FIXED_CLASS:
+            fixed = 0
+        verb = "is" if fixed == WHOLE_PERMILLE else "are"
+        kept = f", of which {gpus(fixed)} {verb} fixed for its build work" if fixed else ""
+        text = (
+            f"asks for {gpus(min(sizes.values()))}, more than project {project} may ever hold: its limit is "
+            f"{self._limits(project)}{kept}; ask for less, or have an administrator raise the limit"
+        )
+        return PassDecision(WaitReason.PROJECT_LIMIT, text, lasting=True)
+
+    def _most(self, project: str, model: str, lease_class: LeaseClass) -> float:
+        """Return what a project that holds nothing may hold of a model's GPUs for such work."""
+        settings = self.policy.project(project)
+        is_build = lease_class is FIXED_CLASS
+        limits: list[int] = []
+        if settings.quota.limit is not None:
+            fixed = 0 if is_build else sum(quota.fixed for _, quota in settings.quotas())
+            limits.append(settings.quota.limit - fixed)
+        own_quota = settings.models.get(model)
+        if own_quota is not None and own_quota.limit is not None:
+            limits.append(own_quota.limit - (0 if is_build else own_quota.fixed))
+        return min(limits, default=math.inf)
+
+    def _limits(self, project: str) -> str:
+        quotas = self.policy.project(project).quotas()
+        return " and ".join(
+            gpus(quota.limit) + (f" of model {pool}" if pool else "")
+            for pool, quota in quotas
+            if quota.limit is not None
+        )
+
     def limit_sentence(self, project: str) -> str:
         """Return a sentence on what counts towards the project's limit, and the limit."""
-        settings = self.policy.project(project)
-        limits = [
-            gpus(quota.limit) + (f" of model {pool}" if pool else "")
-            for pool, quota in settings.quotas()
-            if quota.limit is not None
-        ]
         holds = f"project {project} holds {gpus(self.holder_index.limited(project))}"
         if fixed := self._all_fixed_left(project):
             verb = "is" if fixed == WHOLE_PERMILLE else "are"
             holds += f", and {gpus(fixed)} more {verb} fixed for its build work"
-        return f"{holds}; its limit is {' and '.join(limits)}"
+        return f"{holds}; its limit is {self._limits(project)}"
 
     def over_quota(self, holder: RunningLease) -> bool:
         """Return True if the project's guarantees do not cover the lease.

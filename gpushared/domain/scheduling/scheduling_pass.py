@@ -336,7 +336,9 @@ class SchedulingPass:
             return self._on(models, request)
         models = self.quota_usage.within_limit(candidate, self.capacity)
         if not models and self.capacity.models():
-            return PassDecision(WaitReason.PROJECT_LIMIT, self.quota_usage.limit_sentence(candidate.project))
+            all_models = self.capacity.models().values()
+            wanted = [gpu for gpu in all_models if not request.models or gpu.name in request.models]
+            return self.quota_usage.beyond_limit(candidate.project, request, wanted)
         return self._on(models, request)
 
     def _on(self, models: tuple[str, ...], request: Request) -> Request:

@@ -286,6 +286,25 @@ def _held_by_vision(pool: Pool) -> int:
     return int(pool.snapshot.holder_index.all("vision"))
 
 
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"request": replace(WHOLE, gpu_count=2)}, "2 GPUs"),
+        ({"request": WHOLE, "nodes": 3}, "3 GPUs"),
+        ({"request": replace(WHOLE, gpu_count=4), "span": True}, "4 GPUs"),
+    ],
+    ids=["on one node", "on several nodes", "spanning nodes"],
+)
+def test_a_job_for_more_than_its_projects_limit_is_told_that_it_cannot_start(
+    spec: dict[str, Any], asked: str
+) -> None:
+    pool = Pool("a", "b", "c", gpus=4, rules=TABLE)
+    pool.submit(**spec)
+    assert pool.state.decisions[LeaseId(J)].text.startswith(
+        f"asks for {asked}, more than project vision may ever hold: its limit is 1 GPU; ask for less"
+    )
+
+
 def test_what_somebody_holds_counts_to_a_project_that_they_may_use_and_to_no_limit() -> None:
     """The limit of a pool counts the pool's jobs, whatever nodes give their own users."""
     pool = Pool("a", "b", rules=TABLE)
