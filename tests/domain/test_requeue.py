@@ -260,6 +260,16 @@ def test_its_time_limit_begins_again() -> None:
     assert node.of(lease).expires_at == node.now + 3600
 
 
+def test_more_time_for_a_lease_that_waits_for_its_start_is_there_then() -> None:
+    node = Node()
+    lease = node.run(replace(WHOLE, time_limit_seconds=3600))
+    winner = node.ask(caller=BOB)
+    node.gives_way(lease)
+    node.send(m.ExtendAsked(lease.id, ALICE, 7200))
+    node.send(m.ReleaseAsked(winner.id, BOB))
+    assert node.of(lease).expires_at == node.now + 3600 + 7200
+
+
 def test_a_container_that_nobody_could_start_again_ends_as_preempted() -> None:
     node = Node()
     lease = node.run(stays=False)
@@ -436,6 +446,24 @@ def test_its_time_does_not_run_while_it_is_off(able: Node) -> None:
     able.passes(100_000)
     able.send(m.ResumeAsked(lease.id, ALICE))
     assert able.of(lease).expires_at == able.now + 3000
+
+
+@pytest.mark.parametrize("state", [Suspending, Suspended, Resuming])
+def test_more_time_for_a_lease_that_is_off_its_gpus_is_there_when_it_is_back(
+    able: Node, state: type[Suspending | Suspended | Resuming]
+) -> None:
+    lease = able.run(replace(WHOLE, time_limit_seconds=3600))
+    able.passes(600)
+    able.send(m.PauseAsked(lease.id, ALICE))
+    if state is not Suspending:
+        able.send(m.ContainerSuspended(lease.id))
+    if state is Resuming:
+        able.send(m.ResumeAsked(lease.id, ALICE))
+    assert isinstance(able.of(lease).state, state)
+    able.send(m.ExtendAsked(lease.id, ALICE, 7200))
+    able.send(m.ContainerSuspended(lease.id))
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    assert able.of(lease).expires_at == able.now + 3000 + 7200
 
 
 def test_it_comes_back_to_its_own_gpu_only() -> None:

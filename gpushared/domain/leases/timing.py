@@ -19,8 +19,10 @@ from gpushared.domain.model.lease import (
     Draining,
     Ended,
     Lease,
+    LeaseState,
     NoticeKind,
     Queued,
+    Suspended,
     state_name,
 )
 from gpushared.domain.model.request import check_priority
@@ -98,9 +100,17 @@ def _longer(lease: Lease, seconds: int, by: str, draft: Draft) -> Lease:
     assert limit is not None
     expires_at = None if lease.expires_at is None else lease.expires_at + seconds
     request = replace(lease.request, time_limit_seconds=limit + seconds)
-    longer = replace(lease.with_request(request), expires_at=expires_at)
+    longer = replace(lease.with_request(request), expires_at=expires_at, state=_longer_state(lease, seconds))
     longer = withdraw(longer, draft, NoticeKind.EXPIRES)
     return longer.note(draft.now, f"{by} extended it by {format_duration(seconds)}")
+
+
+def _longer_state(lease: Lease, seconds: int) -> LeaseState:
+    """Return the lease's state with more time. The time of a suspended lease stands still in its state."""
+    state = lease.state
+    if isinstance(state, Suspended) and state.left_seconds is not None:
+        return replace(state, left_seconds=state.left_seconds + seconds)
+    return state
 
 
 def _check_nobody_counts_on_its_end(lease: Lease, draft: Draft) -> None:
