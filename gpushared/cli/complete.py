@@ -86,7 +86,7 @@ def _job_items(jobs: Iterable[Job]) -> Items:
 
 
 def _waiting() -> Items:
-    leases = (lease for lease in _leases() if lease.state == "queued")
+    leases = (lease for lease in _leases() if lease.waiting is not None)
     return _lease_items(leases) + _job_items(job for job in _jobs() if job.state == "queued")
 
 

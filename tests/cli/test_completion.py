@@ -19,7 +19,7 @@ from tests.cli.standin import HANG_UP, Reply, StandIn, ok, refusal
 LEASES = {
     "leases": [
         {"id": "l-aaaa", "state": "active", "owner": "ada", "asks": "0.5", "container_name": "trainer"},
-        {"id": "l-abcd", "state": "queued", "owner": "bob", "asks": "1"},
+        {"id": "l-abcd", "state": "queued", "owner": "bob", "asks": "1", "waiting": {"position": 1}},
     ]
 }
 JOBS = {

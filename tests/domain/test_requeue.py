@@ -250,6 +250,23 @@ def test_it_stands_before_those_who_ask_later() -> None:
     assert [one.lease for one in decisions(node.state, node.now)] == [lease.id, later.id]
 
 
+def test_one_that_waits_again_can_be_held_and_moved_as_others_in_the_queue() -> None:
+    node = Node()
+    lease, winner = node.run(), node.ask(caller=BOB)
+    node.gives_way(lease)
+    other = node.ask()
+    node.send(m.PriorityAsked(other.id, ALICE, 7))
+    assert [one.lease for one in decisions(node.state, node.now)] == [other.id, lease.id]
+    node.send(m.PriorityAsked(lease.id, ALICE, 9))
+    assert [one.lease for one in decisions(node.state, node.now)] == [lease.id, other.id]
+    node.send(m.HoldAsked(lease.id, ALICE, held=True))
+    node.send(m.ReleaseAsked(winner.id, BOB))
+    assert (node.is_in(lease), node.is_in(other)) == ("requeued", "reserved")
+    node.send(m.HoldAsked(lease.id, ALICE, held=False))
+    node.send(m.ReleaseAsked(other.id, ALICE))
+    assert node.is_in(lease) == "starting"
+
+
 def test_its_time_limit_begins_again() -> None:
     node = Node()
     lease = node.run(replace(WHOLE, time_limit_seconds=3600))
@@ -436,6 +453,19 @@ def test_who_gives_way_comes_back_without_being_asked(able: Node) -> None:
     able.send(m.PreemptAsked(lease.id, ROOT))
     able.send(m.ContainerSuspended(lease.id))
     able.send(m.ReleaseAsked(winner.id, BOB))
+    assert able.is_in(lease) == "resuming"
+
+
+def test_a_suspended_lease_is_held_while_it_waits_for_room_and_not_while_it_is_paused(able: Node) -> None:
+    lease, winner = able.run(), able.ask(caller=BOB)
+    suspend(able, lease)
+    with pytest.raises(StateConflict, match="is suspended and does not wait"):
+        able.send(m.HoldAsked(lease.id, ALICE, held=True))
+    able.send(m.ResumeAsked(lease.id, ALICE))
+    able.send(m.HoldAsked(lease.id, ALICE, held=True))
+    able.send(m.ReleaseAsked(winner.id, BOB))
+    assert able.is_in(lease) == "suspended"
+    able.send(m.HoldAsked(lease.id, ALICE, held=False))
     assert able.is_in(lease) == "resuming"
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
+from tests.node.test_jobs import submit, wait_job
 
 GIB = 1024**3
 ALICE = 61001
@@ -67,6 +68,27 @@ def stop_and_requeue(daemon: DaemonProcess) -> None:
 
 
 NO_CHECKPOINTS = {**SOON, "GPUSHARED_GPUS__CHECKPOINTS": "off"}
+
+
+def test_a_job_that_gave_way_is_held_and_moved_while_it_waits_again(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    daemon = new_daemon(engine=docker_engine, simulate="h100", environment=NO_CHECKPOINTS)
+    daemon.start()
+    (name,) = submit(daemon, "sh", "-c", COUNT, gpu="1")
+    lease = wait_job(daemon, name, "running")["parts"][0]["lease_id"]
+    winner = daemon.request("1", uid=ALICE)
+    daemon.call("Leases/Preempt", {"lease_id": lease})
+    daemon.wait_lease(winner["id"], "reserved")
+    daemon.wait_lease(lease, "requeued")
+    wait_job(daemon, name, "paused")
+    assert daemon.gpushare_says("priority", name, "5") == f"{name}: priority 5"
+    assert daemon.gpushare_says("hold", name) == name
+    shown = daemon.lease(lease)
+    assert (shown["priority"], shown["held_by"], shown["waiting"]["reason"]) == (5, "root", "held")
+    daemon.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
+    assert daemon.gpushare_says("unhold", name) == name
+    daemon.wait_lease(lease, "active")
 
 
 def test_a_lease_that_gives_way_is_started_again_when_there_is_room(

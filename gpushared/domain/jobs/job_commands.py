@@ -26,6 +26,7 @@ from gpushared.domain.jobs.job import (
     HERE,
     After,
     AfterKind,
+    AttemptState,
     Cancelled,
     Cancelling,
     Ended,
@@ -390,16 +391,21 @@ def hold(event: JobHoldAsked, draft: PoolDraft) -> None:
 def set_priority(event: JobPriorityAsked, draft: PoolDraft) -> None:
     """Set the priority of a job among the jobs of its project.
 
-    Among a node's own jobs this includes a job that waits in the node's queue.
+    Among a node's own jobs this includes a job that waits in the node's queue, also after it gave way.
     """
     job = draft.state.find(event.job, event.by)
-    waits_here = draft.rules.here and isinstance(job.state, Placing)
-    job = job if waits_here else _queued(job)
+    job = job if draft.rules.here and _may_wait_on_node(job) else _queued(job)
     check_priority(event.priority)
     draft.answer = job.id
     if job.priority != event.priority:
         text = f"{event.by.principal} set its priority to {event.priority}"
         draft.put(replace(job, priority=event.priority).note(draft.now, text))
+
+
+def _may_wait_on_node(job: Job) -> bool:
+    """Return True if the job's lease has not started, or is off its GPUs."""
+    off = isinstance(job.state, Running) and job.state.parts[0].state is AttemptState.PAUSED
+    return off or isinstance(job.state, Placing)
 
 
 def _queued(job: Job) -> Job:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpushared.domain.leases.events import ExtendAsked, HoldAsked, PriorityAsked
 from gpushared.domain.leases.instructions import MakeEdits
-from gpushared.domain.leases.node_state import Draft
+from gpushared.domain.leases.node_state import Draft, waits
 from gpushared.domain.leases.notice import withdraw
 from gpushared.domain.leases.queue_pass import pass_over
 from gpushared.domain.model.errors import (
@@ -21,7 +21,6 @@ from gpushared.domain.model.lease import (
     Lease,
     LeaseState,
     NoticeKind,
-    Queued,
     Suspended,
     state_name,
 )
@@ -62,7 +61,7 @@ def set_priority(event: PriorityAsked, draft: Draft) -> None:
 
 
 def _check_waits(lease: Lease) -> None:
-    if not isinstance(lease.state, Queued):
+    if not waits(lease):
         raise StateConflict(
             f"lease {lease.id} is {state_name(lease.state)} and does not wait",
             hint="`gpushare queue` lists those that do",

@@ -17,6 +17,7 @@ import gpushared
 from gpushared.api.v1 import jobs_pb2
 from gpushared.domain.jobs.job import Job, Owner, Placing, Running
 from gpushared.domain.leases import events as m
+from gpushared.domain.leases.node_state import waits
 from gpushared.domain.leases.offers import offer
 from gpushared.domain.model.errors import (
     GpushareError,
@@ -357,9 +358,9 @@ class NodeJobs:
 
     def _lease_that_waits(self, job: Job) -> LeaseId | None:
         """Return the lease of one of the node's own jobs if it waits in the node's queue."""
-        lease_id = job.state.parts[0].lease if isinstance(job.state, Placing) else None
+        lease_id = job.state.parts[0].lease if isinstance(job.state, Placing | Running) else None
         lease = None if lease_id is None else self._loop.state.leases.get(lease_id)
-        return lease_id if lease is not None and isinstance(lease.state, Queued) else None
+        return lease_id if lease is not None and waits(lease) else None
 
     def _is_here(self, node: str) -> bool:
         """Return True if the name is this node's: the name in its pool, or its own without a pool."""

@@ -92,8 +92,12 @@ export function leaseActions(lease, { session, now }) {
   const whole = grants.length && grants.every((grant) => grant.compute_permille === 1000) ? "it has whole GPUs, and no size of its own" : "";
   const isAway = ON_THE_WAY.includes(state);
   /** @type {Plan[]} */
-  const ofState = state === "queued"
+  const ofQueue = state === "queued" || lease.waiting
     ? [holdPlan(id, Boolean(lease.held_by), "Leases/Hold"), priorityPlan(`Move ${id} among the requests of its project?`, "Leases/SetPriority", lease.priority)]
+    : [];
+  /** @type {Plan[]} */
+  const ofContainer = state === "queued"
+    ? []
     : [
         { name: "Pause", verb: "pause", call: "Leases/Pause", refusal: state === "active" || (isAway && lease.waiting) ? "" : `it is ${state} and does not run`,
           title: `Take ${id} off its GPUs?`, yes: "Pause it", text: "Its container is kept as it is, with its GPU memory in the host's, until it is resumed." },
@@ -120,7 +124,8 @@ export function leaseActions(lease, { session, now }) {
       body: (said) => said,
       told: (answer) => [`${id}: ${answer.lease.asks}`, ...answer.effects].join("; "),
     },
-    ...ofState,
+    ...ofQueue,
+    ...ofContainer,
     {
       name: "Stop", verb: "stop", call: "Leases/Stop", refusal: over, title: `End ${id}?`, yes: "Stop it", danger: true,
       text: lease.job_id ? `It is for job ${lease.job_id}.` : state === "queued" ? "It leaves the queue." : KILLED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -796,6 +797,18 @@ def test_in_a_nodes_own_job_store_everything_goes_into_the_nodes_queue_at_once()
     assert not order.wait
     pool.says("", S.REFUSED, JobId("j2"), ending=Ending(EndKind.FAILED, "no image"))
     assert pool.ended("j2") == JobFailed("no image")
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.PAUSED])
+def test_a_nodes_own_job_that_waits_again_gets_another_priority_and_one_that_runs_does_not(state: S) -> None:
+    pool = Pool(rules=replace(RULES, here=True))
+    pool.register("")
+    pool.submit()
+    pool.says("", S.RUNNING)
+    pool.says("", state)
+    with nullcontext() if state is S.PAUSED else pytest.raises(StateConflict, match="has left the queue"):
+        pool.do(m.JobPriorityAsked(J, ADA, 5))
+    assert pool.job().priority == (5 if state is S.PAUSED else 0)
 
 
 def test_ownership_goes_by_person_and_not_by_principal() -> None:
