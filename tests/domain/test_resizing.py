@@ -29,9 +29,14 @@ from gpushared.domain.model.lease import (
     Grant,
     Lease,
     LeaseId,
+    LeaseState,
     MemoryWall,
     Queued,
+    Requeued,
     Reserved,
+    Resuming,
+    Suspended,
+    Suspending,
     Walls,
 )
 from gpushared.domain.model.request import (
@@ -54,6 +59,7 @@ BOB = Caller(1001, 1001, "bob")
 GIB = 1024 * MIB
 TOTAL = 80 * GIB
 ONE, TWO = (Gpu(GpuId(f"GPU-{n}"), n, "H100", TOTAL, TOTAL) for n in range(2))
+CHECKPOINTS = m.Means(no_checkpoint="", checkpoint_with_mps=True)
 MPS = Walls(MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
 
 
@@ -336,6 +342,65 @@ def test_whole_gpus_and_leases_on_their_way_out_are_not_resized() -> None:
         with pytest.raises(StateConflict) as refused:
             node.resize(lease, gpu="0.5")
         assert refused.value.hint
+
+
+@pytest.mark.parametrize("size", [{"gpu": "0.3"}, {"gpu": "0.1..0.25"}, {"gpu_memory": "6g"}])
+@pytest.mark.parametrize("asked", ["0.25", "0.25..0.5"])
+@pytest.mark.parametrize("state", [Suspending, Suspended, Resuming])
+def test_a_lease_that_is_off_its_gpus_keeps_its_size_and_it_is_said_how_it_comes_back(
+    state: type[LeaseState], asked: str, size: dict[str, str]
+) -> None:
+    node = Node()
+    node.send(m.MeansKnown(CHECKPOINTS))
+    lease = node.run(read_request(RequestSpec(gpu=asked), {}))
+    node.send(m.PauseAsked(lease, ALICE))
+    if state is not Suspending:
+        node.send(m.ContainerSuspended(lease))
+    if state is Resuming:
+        node.send(m.ResumeAsked(lease, ALICE))
+    before = node.of(lease)
+    assert isinstance(before.state, state)
+    with pytest.raises(StateConflict, match="comes back with the size it has") as refused:
+        node.resize(lease, **size)
+    assert f"`gpushare resume {lease}`" in refused.value.hint
+    assert node.of(lease) == before
+
+
+def gives_way(node: Node, lease: LeaseId) -> None:
+    """Its container is stopped, and the lease waits for another start, because Bob has the GPU."""
+    node.send(m.PreemptAsked(lease, ROOT))
+    node.now += 60
+    node.send(m.Tick())
+    node.send(m.ContainerSeen(ContainerId(f"box-of-{lease}"), Condition.EXITED, exit_code=143))
+    node.now += 1
+    node.use()
+    assert isinstance(node.of(lease).state, Requeued)
+
+
+@pytest.mark.parametrize(
+    ("size", "grant"),
+    [({"gpu": "0.5"}, (40, 500)), ({"gpu": "0.1..0.4"}, (32, 400)), ({"gpu_memory": "6g"}, (6, 250))],
+)
+def test_a_lease_that_waits_to_be_started_again_starts_with_its_new_size(
+    size: dict[str, str], grant: tuple[int, int]
+) -> None:
+    node = Node()
+    node.send(m.MeansKnown(m.Means(binds_late=True)))
+    lease, whole = node.run(replace(part(250), requeue=True)), node.ask(WHOLE, BOB)
+    gives_way(node, lease)
+    node.resize(lease, **size)
+    assert node.of(lease).grants == ()
+    node.send(m.ReleaseAsked(whole, BOB))
+    assert node.grant(lease) == grant
+
+
+def test_a_lease_whose_container_keeps_its_settings_waits_with_the_size_of_its_creation() -> None:
+    node = Node()
+    lease = node.run(replace(part(250), requeue=True))
+    node.ask(WHOLE, BOB)
+    gives_way(node, lease)
+    with pytest.raises(StateConflict, match="starts with the size it was created with"):
+        node.resize(lease, gpu="0.5")
 
 
 @pytest.mark.parametrize(("held", "asked"), [(250, "1"), (1000, "0.5")])

@@ -17,6 +17,8 @@ from gpushared.domain.model.lease import (
     Lease,
     LeaseId,
     MemoryWall,
+    Queued,
+    Requeued,
     Reserved,
     Walls,
 )
@@ -90,6 +92,15 @@ def test_only_what_changed_is_told_of() -> None:
     after = lease(8, 500, MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE)
     effects = resize_effects(before, after, state(Action.KILL), None)
     assert [effect.partition(":")[0] for effect in effects] == ["booked now", "thread percentage"]
+
+
+@pytest.mark.parametrize("waits", [Queued(0.0), Requeued(ContainerId("box"), 0.0, 1, ())])
+def test_a_lease_that_waits_has_only_its_request(waits: Queued | Requeued) -> None:
+    before = replace(lease(8, 250, MemoryWall.MPS_CLIENT, ComputeCap.MPS_PERCENTAGE), state=waits)
+    after = before.with_request(Request(1, 500, None, 500))
+    assert resize_effects(before, after, state(Action.KILL), None) == [
+        "asked for now: 0.5; it keeps its place in the queue"
+    ]
 
 
 def test_a_reservation_has_no_processes_to_speak_of() -> None:

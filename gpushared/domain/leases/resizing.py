@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from gpushared.domain.leases.events import ResizeAsked, SettingsTaken
 from gpushared.domain.leases.explain import check_possible
@@ -41,8 +42,12 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Paused,
     Queued,
+    Requeued,
     Reserved,
+    Resuming,
     Starting,
+    Suspended,
+    Suspending,
     Walls,
     state_name,
 )
@@ -64,9 +69,9 @@ def resize(event: ResizeAsked, draft: Draft) -> None:
     """Give the lease its new size, or raise the reason why not. An unchanged size changes nothing."""
     lease = draft.owned(event.lease, event.caller)
     draft.answer = lease.id
-    _check_state(lease)
+    _check_state(lease, draft)
     request = _resized(lease.request, event.size)
-    if isinstance(lease.state, Queued):
+    if isinstance(lease.state, Queued | Requeued):
         if request != lease.request:
             check_possible(draft.view(), request)
             draft.put(lease.with_request(request).note(draft.now, _story(event, lease.request, request)))
@@ -90,11 +95,8 @@ def _story(event: ResizeAsked, old: Request, new: Request) -> str:
     return f"{event.caller.name} resized it from {describe(old)} to {describe(new)}"
 
 
-def _check_state(lease: Lease) -> None:
-    if isinstance(lease.state, Draining | Ended):
-        raise StateConflict(
-            f"lease {lease.id} is {state_name(lease.state)}", hint="ask for a new one with `gpushare run`"
-        )
+def _check_state(lease: Lease, draft: Draft) -> None:
+    _check_not_off_gpus(lease, draft)
     if lease.request.isolation is Isolation.MIG:
         raise StateConflict(
             f"lease {lease.id} is for MIG instances, whose sizes the admin made",
@@ -110,6 +112,30 @@ def _check_state(lease: Lease) -> None:
             f"a container is being created for lease {lease.id} with the size it has",
             hint="resize it when the container runs",
         )
+
+
+def _check_not_off_gpus(lease: Lease, draft: Draft) -> None:
+    """Raise StateConflict if the lease is over, or keeps its size until its container runs again."""
+    match lease.state:
+        case Draining() | Ended():
+            raise StateConflict(
+                f"lease {lease.id} is {state_name(lease.state)}",
+                hint="ask for a new one with `gpushare run`",
+            )
+        case Suspending() | Suspended() | Resuming():
+            raise StateConflict(
+                f"lease {lease.id} is {state_name(lease.state)} and comes back with the size it has",
+                hint=f"`gpushare resume {lease.id}` brings it back when there is room; resize it then",
+            )
+        case Requeued() if not draft.means.binds_late:
+            raise StateConflict(
+                f"lease {lease.id} is requeued, and its container starts with the size it was created with",
+                hint="resize it when the container runs, or ask for a new one with `gpushare run`",
+            )
+        case Queued() | Requeued() | Reserved() | Starting() | Active() | Paused():
+            pass
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _resized(request: Request, size: NewSize) -> Request:

@@ -21,6 +21,7 @@ from gpushared.domain.model.lease import (
     MemoryWall,
     Outcome,
     Queued,
+    Requeued,
     Reserved,
     state_name,
 )
@@ -116,7 +117,7 @@ def resize_effects(before: Lease, after: Lease, state: NodeState, facts: EngineF
     """Describe the change from ``before`` to ``after``; ``facts`` tell what a container's restart changes."""
     if (before.request, before.grants) == (after.request, after.grants):
         return ["nothing changed: it has this size already"]
-    if isinstance(after.state, Queued):
+    if isinstance(after.state, Queued | Requeued):
         return [f"asked for now: {describe(after.request)}; it keeps its place in the queue"]
     return list(_effects(before, after, state, facts))
 

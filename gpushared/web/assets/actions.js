@@ -113,7 +113,7 @@ export function leaseActions(lease, { session, now }) {
       told: ({ expires_at }) => (expires_at ? `${id}: ${span(expires_at - now)} left` : id),
     },
     {
-      name: "Resize", verb: "resize", call: "Leases/Resize", refusal: over || whole,
+      name: "Resize", verb: "resize", call: "Leases/Resize", refusal: over || whole || (isAway || state === "resuming" ? `it is ${state}, and keeps its size until it is back` : ""),
       title: `Give ${id} another size?`, yes: "Resize it", text: `It asks for ${lease.asks}. What is left empty stays as it is.`,
       fields: [
         { name: "gpu", label: "Share of each GPU, memory and compute", value: grants.length ? share(grants[0].compute_permille) : "", hint: "0.5, or 0.25..1" },
