@@ -500,6 +500,42 @@ def test_a_range_is_as_much_as_is_free_now() -> None:
     assert (grant.compute_permille, grant.memory_bytes) == (700, ONE.memory_of_share(700))
 
 
+@pytest.mark.parametrize("range_", ["0.25..1", "0.5..1"])
+def test_a_range_on_an_empty_gpu_stays_a_part_however_little_less_that_is(range_: str) -> None:
+    node = Node()
+    lease = node.run(read_request(RequestSpec(gpu="0.25..0.5"), {}))
+    grant = grown(node, lease, gpu=range_)
+    assert (grant.compute_permille, grant.memory_bytes) == (999, ONE.memory_of_share(999))
+    assert describe(node.of(lease).request) == range_
+
+
+def test_a_range_of_memory_beside_all_of_the_compute_stays_a_part_too() -> None:
+    node = Node()
+    lease = node.run(Request(1, 1000, 8 * GIB))
+    assert grown(node, lease, gpu_memory="8g..500g").memory_bytes == TOTAL - MIB
+
+
+@pytest.mark.parametrize("size", [{"gpu": "0.5"}, {"gpu": "0.25..0.5"}, {"gpu_memory": "20g"}])
+@pytest.mark.parametrize("binds_late", [True, False])
+def test_a_range_that_got_all_of_a_gpu_gets_another_size_by_a_start_only(
+    binds_late: bool, size: dict[str, str]
+) -> None:
+    node = Node()
+    node.send(m.MeansKnown(m.Means(binds_late=binds_late)))
+    lease = node.run(read_request(RequestSpec(gpu="0.25..1"), {}))
+    assert node.grant(lease) == (80, 1000)
+    with pytest.raises(StateConflict, match="between sharing") as refused:
+        node.resize(lease, **size)
+    assert ("docker start" in refused.value.hint) is binds_late
+
+
+def test_a_range_that_got_all_of_a_gpu_keeps_it_with_another_range_up_to_all_of_it() -> None:
+    node = Node()
+    lease = node.run(read_request(RequestSpec(gpu="0.25..1"), {}))
+    assert grown(node, lease, gpu="0.5..1").compute_permille == 1000
+    assert describe(node.of(lease).request) == "0.5..1"
+
+
 def test_a_range_of_memory_leaves_the_compute_as_it_is() -> None:
     node = Node()
     lease = node.run(part(250))

@@ -62,6 +62,11 @@ from gpushared.domain.scheduling.placement.free_capacity import need_on
 SAMPLE_SECONDS = 5.0
 """Samples, several a second if need be, show the use of processes; samples older than this are ignored."""
 
+_START_HINT = (
+    "`docker stop` gives it back, and `docker start` takes as much of its range as there is room for then; "
+    "or ask for a new one of this size"
+)
+
 _Resizable = Reserved | Starting | Active | Paused
 
 
@@ -164,7 +169,10 @@ def _resized(request: Request, size: NewSize) -> Request:
 
 
 def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Request:
-    """Return the request's new size; a range gets as much as the lease's GPUs have room for now."""
+    """Return the request's new size; a range gets as much as the lease's GPUs have room for now.
+
+    A lease that shares its GPUs gets less than all of them (see ``_check_kind``).
+    """
     if not is_elastic(request):
         return request
     chosen = least(request)
@@ -175,6 +183,8 @@ def _largest(lease: Lease, request: Request, size: NewSize, draft: Draft) -> Req
         nonlocal chosen
         try:
             grants = tuple(_new_grant(grant, larger, size, draft) for grant in lease.grants)
+            if _is_alone(grants, draft) and not _is_alone(lease.grants, draft):
+                return ()
             raised = _check_free(lease, grants, draft)
             _check_limit(lease, grants, draft)
             _check_fixed(lease, grants, plan, draft)
@@ -227,10 +237,12 @@ def _check_kind(lease: Lease, grants: tuple[Grant, ...], draft: Draft) -> None:
 
     A container that has its GPUs to itself is set up in another way than one that shares them.
     """
-    if _is_alone(lease.grants, draft) != _is_alone(grants, draft):
+    alone = _is_alone(lease.grants, draft)
+    if alone != _is_alone(grants, draft):
+        by_start = alone and is_elastic(lease.request) and draft.means.binds_late
         raise StateConflict(
             f"lease {lease.id} cannot change between sharing GPUs and having all of them",
-            hint="ask for a new one of this size",
+            hint=_START_HINT if by_start else "ask for a new one of this size",
         )
 
 
