@@ -21,7 +21,6 @@ PAGE = 1000
 def lease_row(lease: Lease, now: float) -> Row:
     """Return a lease's cells, the same in every listing of leases."""
     memory = sum(grant.memory_bytes for grant in lease.grants)
-    remaining_seconds = lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
     return {
         "lease": lease.id,
         "node": lease.node,
@@ -32,7 +31,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "memory": text.memory_pair(lease.memory_used_bytes, memory) if lease.grants else "",
         "wall": lease.memory_wall,
         "age": text.span(now - lease.created_at),
-        "left": text.span(remaining_seconds),
+        "left": text.span(_remaining_seconds(lease, now)),
         "image": lease.image,
         "name": lease.container_name,
         "idle": text.span(now - lease.idle_since if lease.idle_since else None),
@@ -75,8 +74,16 @@ def holding(lease: Lease | OfferAnswer) -> str:
 
 
 def time_left(lease: Lease, now: float) -> str:
-    """Return ``l-7f3k: 1h30m left``, or the id alone for a lease without a time limit."""
-    return lease.id if lease.expires_at is None else f"{lease.id}: {text.span(lease.expires_at - now)} left"
+    """Return ``l-7f3k: 1h30m left``, or the id alone for a lease whose time does not end or has not begun."""
+    remaining_seconds = _remaining_seconds(lease, now)
+    return lease.id if remaining_seconds is None else f"{lease.id}: {text.span(remaining_seconds)} left"
+
+
+def _remaining_seconds(lease: Lease, now: float) -> float | None:
+    """Return what is left of the lease's time; that of a suspended lease stands still."""
+    if lease.left_seconds:
+        return lease.left_seconds
+    return lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
 
 
 def unmanaged_row(process: UnmanagedProcess) -> Row:

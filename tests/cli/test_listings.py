@@ -91,6 +91,14 @@ def test_ps_shows_leases_and_processes_without_one(gpushare: Gpushare) -> None:
     ]
 
 
+def test_a_suspended_lease_has_the_time_left_that_it_had(gpushare: Gpushare, standin: StandIn) -> None:
+    suspended = lease(state="suspended", left_seconds=5400.0)
+    standin.answers["Leases/List"] = ok({"leases": [suspended]})
+    standin.answers["Leases/Extend"] = ok(suspended)
+    assert gpushare("ps", "--no-headers", "-o", "columns=left").stdout == "1h30m\n"
+    assert gpushare("extend", suspended["id"], "1h").stdout == f"{suspended['id']}: 1h30m left\n"
+
+
 def test_ps_shows_compute_that_others_leave(gpushare: Gpushare, standin: StandIn) -> None:
     burst = {**GRANT, "compute_permille": 125, "compute_limit_permille": 1000}
     leases = [lease(grants=[burst]), lease(grants=[burst, burst])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import pytest
 
@@ -158,6 +159,24 @@ def test_a_lease_that_gives_way_so_comes_back_by_itself(hasty: DaemonProcess) ->
     hasty.call("Leases/Release", {"lease_id": winner["id"]}, uid=ALICE)
     hasty.wait_lease(lease["id"], "active")
     assert runs(hasty, lease) == 1
+
+
+def test_more_time_for_a_paused_lease_is_shown_and_there_when_it_is_back(hasty: DaemonProcess) -> None:
+    lease = hasty.request("1", time="10m")
+    hasty.run_container("--label", f"gpushare.lease={lease['id']}", command=("sleep", "1000"))
+    hasty.wait_lease(lease["id"], "active")
+    hasty.call("Leases/Pause", {"lease_id": lease["id"]})
+    paused = hasty.wait_lease(lease["id"], "suspended")
+    assert 500 < paused["left_seconds"] <= 600
+    said = hasty.gpushare_says("extend", lease["id"], "2h")
+    assert said.startswith(f"{lease['id']}: 2h")
+    assert said.endswith(" left")
+    assert hasty.gpushare_says("ps", "--no-headers", "-o", "columns=left").startswith("2h")
+    with pytest.raises(Refused, match="comes back with the size it has"):
+        hasty.call("Leases/Resize", {"lease_id": lease["id"], "gpu": "0.5"})
+    hasty.call("Leases/Resume", {"lease_id": lease["id"]})
+    back = hasty.wait_lease(lease["id"], "active")
+    assert back["expires_at"] > time.time() + 7200
 
 
 MEGABYTE = 10**6

@@ -515,6 +515,7 @@ class Lease(_message.Message):
     RESTART_ON_FAULT_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
+    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     BEGIN_AT_FIELD_NUMBER: _builtins.int
@@ -565,6 +566,8 @@ class Lease(_message.Message):
     """The container was started again so often already."""
     fault: _builtins.str
     """This fault ended the container, and it has not been started again since."""
+    left_seconds: _builtins.float
+    """So much of its time is left when a suspended lease is back; 0 = it is not suspended, or has no time limit."""
     priority: _builtins.int
     held_by: _builtins.str
     """This user keeps the lease from starting."""
@@ -636,6 +639,7 @@ class Lease(_message.Message):
         restart_on_fault: _builtins.int = ...,
         restarts: _builtins.int = ...,
         fault: _builtins.str = ...,
+        left_seconds: _builtins.float = ...,
         priority: _builtins.int = ...,
         held_by: _builtins.str = ...,
         begin_at: _builtins.float = ...,
@@ -659,7 +663,7 @@ class Lease(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "memory_used_bytes", b"memory_used_bytes", "notice", b"notice", "outcome", b"outcome", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "job_attempt", b"job_attempt", "job_id", b"job_id", "job_pool", b"job_pool", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "node", b"node", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes", "after", b"after", "asks", b"asks", "away_from", b"away_from", "begin_at", b"begin_at", "class", b"class", "compute_cap", b"compute_cap", "container_id", b"container_id", "container_name", b"container_name", "created_at", b"created_at", "deadline", b"deadline", "expires_at", b"expires_at", "fault", b"fault", "grants", b"grants", "held_by", b"held_by", "host_cpu_milli", b"host_cpu_milli", "host_memory_bytes", b"host_memory_bytes", "id", b"id", "idle_since", b"idle_since", "image", b"image", "isolation", b"isolation", "job_attempt", b"job_attempt", "job_id", b"job_id", "job_pool", b"job_pool", "left_seconds", b"left_seconds", "lowered", b"lowered", "memory_used_bytes", b"memory_used_bytes", "memory_wall", b"memory_wall", "models", b"models", "near", b"near", "node", b"node", "notice", b"notice", "outcome", b"outcome", "owner", b"owner", "owner_uid", b"owner_uid", "preempt_step", b"preempt_step", "preempt_why", b"preempt_why", "preemptions", b"preemptions", "preset", b"preset", "priority", b"priority", "project", b"project", "restart_on_fault", b"restart_on_fault", "restarts", b"restarts", "simulated", b"simulated", "since", b"since", "state", b"state", "token", b"token", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_used_bytes: _TypeAlias = _typing.Literal["memory_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_used_bytes: _TypeAlias = _typing.Literal["_memory_used_bytes", b"_memory_used_bytes"]  # noqa: Y015

@@ -404,6 +404,7 @@ interface Lease {
   restart_on_fault: number;
   restarts: number;
   fault: string;
+  left_seconds: number;
   priority: number;
   held_by: string;
   begin_at: number;

@@ -160,6 +160,9 @@ class Lease(Message):
     restarts: int = 0
     # This fault ended the container, and it has not been started again since.
     fault: str = ""
+    # So much of its time is left when a suspended lease is back; 0 = it is not suspended, or has no time
+    # limit.
+    left_seconds: float = 0.0
     priority: int = 0
     # This user keeps the lease from starting.
     held_by: str = ""

@@ -102,6 +102,8 @@ class Views:
         view.created_at = self.day(lease.created_at)
         view.since = self.day(lease.state.at if isinstance(lease.state, Ended) else lease.state.since)
         view.expires_at = self.day(lease.expires_at)
+        if isinstance(lease.state, Suspended):
+            view.left_seconds = lease.state.left_seconds or 0.0
         view.restarts, view.preemptions = lease.health.restarts, lease.preemption.count
         view.fault, view.held_by = lease.health.fault, lease.held_by
         view.preempt_step, view.preempt_why = _step(lease, self._loop.state), _why(lease, self._loop.state)

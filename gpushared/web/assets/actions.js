@@ -3,6 +3,7 @@ import { call } from "./api.js";
 import { ask } from "./dialog.js";
 import { h } from "./dom.js";
 import { share, span } from "./format.js";
+import { secondsLeft } from "./leases.js";
 
 /** @typedef {import("./app.js").Context} Context */
 /** @typedef {import("./dialog.js").Question} Question */
@@ -91,6 +92,7 @@ export function leaseActions(lease, { session, now }) {
   const over = LEAVING.includes(state) ? `it is ${state}` : "";
   const whole = grants.length && grants.every((grant) => grant.compute_permille === 1000) ? "it has whole GPUs, and no size of its own" : "";
   const isAway = ON_THE_WAY.includes(state);
+  const left = secondsLeft(lease, now);
   /** @type {Plan[]} */
   const ofQueue = state === "queued" || lease.waiting
     ? [holdPlan(id, Boolean(lease.held_by), "Leases/Hold"), priorityPlan(`Move ${id} among the requests of its project?`, "Leases/SetPriority", lease.priority)]
@@ -107,10 +109,10 @@ export function leaseActions(lease, { session, now }) {
   return actionsOf(id, { lease_id: id }, rights, [
     {
       name: "Extend", verb: "extend", call: "Leases/Extend", refusal: over || (lease.expires_at || state !== "active" ? "" : "it has no time limit"),
-      title: `Give ${id} more time?`, yes: "Extend it", text: lease.expires_at ? `It has ${span(lease.expires_at - now)} left.` : "",
+      title: `Give ${id} more time?`, yes: "Extend it", text: left ? `It has ${span(left)} left.` : "",
       fields: [{ name: "time", label: "So much longer", value: "1h", hint: "30m, 2h, 1d" }],
       words: ({ time }) => quoted(time), body: (said) => said,
-      told: ({ expires_at }) => (expires_at ? `${id}: ${span(expires_at - now)} left` : id),
+      told: (longer) => (secondsLeft(longer, now) ? `${id}: ${span(secondsLeft(longer, now))} left` : id),
     },
     {
       name: "Resize", verb: "resize", call: "Leases/Resize", refusal: over || whole || (isAway || state === "resuming" ? `it is ${state}, and keeps its size until it is back` : ""),

@@ -31,9 +31,15 @@ export function isMine({ owner, owner_uid }, { pool, session }) {
   return pool ? owner.split("@")[0] === session.user : owner_uid === String(session.uid);
 }
 
+/** Return what is left of a lease's time, which stands still while it is suspended; 0 for a lease without an end. @param {Lease} lease @param {number} now */
+export function secondsLeft(lease, now) {
+  return lease.left_seconds || (lease.expires_at && lease.state !== "ended" ? lease.expires_at - now : 0);
+}
+
 /** Return the cells of a lease as `gpushare ps` has them. @param {Lease} lease @param {number} now */
 export function leaseCells(lease, now) {
   const { grants } = lease;
+  const left = secondsLeft(lease, now);
   return {
     node: lease.node || MISSING,
     user: lease.owner,
@@ -43,7 +49,7 @@ export function leaseCells(lease, now) {
     memory: grants.length ? memoryPair(lease.memory_used_bytes, grantedBytes(grants)) : MISSING,
     wall: lease.memory_wall || MISSING,
     age: span(now - lease.created_at),
-    left: lease.expires_at && lease.state !== "ended" ? span(lease.expires_at - now) : MISSING,
+    left: left ? span(left) : MISSING,
     idle: lease.idle_since ? span(now - lease.idle_since) : MISSING,
     name: lease.container_name || MISSING,
     image: lease.image || MISSING,
@@ -69,7 +75,7 @@ export function holderRows(leases, unmanaged, context) {
       key: `${lease.node} ${lease.id}`,
       lease: leaseLink(lease, context),
       mine: isMine(lease, context),
-      order: { share: lease.grants.reduce((sum, grant) => sum + grant.compute_permille, 0), memory: grantedBytes(lease.grants), age: -lease.created_at, left: lease.expires_at || Infinity, idle: -lease.idle_since || -Infinity },
+      order: { share: lease.grants.reduce((sum, grant) => sum + grant.compute_permille, 0), memory: grantedBytes(lease.grants), age: -lease.created_at, left: secondsLeft(lease, now) || Infinity, idle: -lease.idle_since || -Infinity },
     })),
     ...unmanaged.map((process) => ({
       ...processCells(process),

@@ -2,7 +2,7 @@
 import { buttons, leaseActions } from "../actions.js";
 import { facts, h, name, printable } from "../dom.js";
 import { clock, grantedBytes, holding, leaseState, memory, memoryPair, percent, span, stamp } from "../format.js";
-import { startOf, stateMark } from "../leases.js";
+import { secondsLeft, startOf, stateMark } from "../leases.js";
 import { explanationFacts } from "./queue.js";
 import { useOverLife } from "../use_over_life.js";
 
@@ -51,11 +51,12 @@ export function view({ why, leases, report }, context) {
 /** @param {Lease} lease @param {Context} context */
 function headline(lease, { now }) {
   const { waiting } = lease;
+  const left = secondsLeft(lease, now);
   const parts = [
     waiting && `position ${waiting.position} of ${waiting.queue_length}, start ${startOf(waiting, now)}`,
     lease.grants.length > 0 && `uses ${memoryPair(lease.memory_used_bytes, grantedBytes(lease.grants))}`,
     lease.idle_since > 0 && `idle for ${span(now - lease.idle_since)}`,
-    lease.expires_at > 0 && lease.state !== "ended" && `${span(lease.expires_at - now)} left`,
+    left > 0 && `${span(left)} left`,
   ];
   return [h("p", { class: "headline" }, parts.filter(Boolean).join(" · ")), waiting && h("p", null, waiting.text || waiting.reason)];
 }
