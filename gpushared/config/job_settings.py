@@ -66,12 +66,13 @@ class JobsConfig:
         "How many of them of each user may stay, at most half of `containers_per_user`; the oldest go first, "
         "and sooner where a new job needs the place.",
     )
-    max_pulls: int = setting(2, Whole(1, 64), "How many images are pulled for jobs at a time.")
+    max_pulls: int = setting(2, Whole(1, 64), "How many images are pulled for jobs at a time.", at_start=True)
     pull_seconds: int = setting(
         HOUR_SECONDS,
         Seconds(1, 7 * 24 * HOUR_SECONDS),
         "How long a job's pull may take, its wait for others' included.",
         key="pull_timeout",
+        at_start=True,
     )
 
 
@@ -88,6 +89,7 @@ class PoolConfig:
         "",
         Text("an absolute path, or empty", lambda text: not text or is_absolute(text)),
         "The node's key, certificate and trust anchors; empty: `pool` in `node.state_dir`.",
+        at_start=True,
     )
     realm: str = setting(
         "",

@@ -400,9 +400,12 @@ def _describe(value: object) -> str:
     return shown(str(value))
 
 
-def setting(default: T, kind: ValueKind, doc: str, *, key: str = "") -> T:
-    """Return a dataclass field that is a setting, annotated as its value, as ``dataclasses.field`` is."""
-    return field(default=default, metadata={"kind": kind, "doc": doc, "key": key})
+def setting(default: T, kind: ValueKind, doc: str, *, key: str = "", at_start: bool = False) -> T:
+    """Return a dataclass field that is a setting, annotated as its value, as ``dataclasses.field`` is.
+
+    ``at_start``: the daemon uses the value of its start, and a reload does not change it.
+    """
+    return field(default=default, metadata={"kind": kind, "doc": doc, "key": key, "at_start": at_start})
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,12 +417,20 @@ class Key:
     kind: ValueKind
     doc: str
     default: object
+    at_start: bool
 
 
 def keys_of(section: type) -> dict[str, Key]:
     """Return the settings of a section (or of ``Preset``) by name, in the order of the reference."""
     keys = (
-        Key(metadata["key"] or entry.name, entry.name, metadata["kind"], metadata["doc"], entry.default)
+        Key(
+            metadata["key"] or entry.name,
+            entry.name,
+            metadata["kind"],
+            metadata["doc"],
+            entry.default,
+            metadata["at_start"],
+        )
         for entry in fields(section)
         if (metadata := entry.metadata)
     )

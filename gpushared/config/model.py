@@ -76,20 +76,27 @@ class LogFormat(StrEnum):
 class NodeConfig:
     """The machine and the daemon's own files."""
 
-    name: str = setting("", Text(), "The node's name in listings; empty is the host name.")
+    name: str = setting("", Text(), "The node's name in listings; empty is the host name.", at_start=True)
     runtime_dir: str = setting(
         "/run/gpushared",
         PATH,
         "Sockets and what containers mount. Keep it short: socket paths have at most about 100 bytes.",
+        at_start=True,
     )
-    state_dir: str = setting("/var/lib/gpushared", PATH, "The journal, on a local disk (not NFS).")
+    state_dir: str = setting(
+        "/var/lib/gpushared", PATH, "The journal, on a local disk (not NFS).", at_start=True
+    )
     socket_mode: int = setting(
         0o666,
         FileMode(),
         "Permissions of the socket. The kernel tells who connects, so everybody may.",
+        at_start=True,
     )
     keep_ended_leases: int = setting(
-        100_000, Whole(0, 10_000_000), "How many ended leases stay in the journal, with their stories."
+        100_000,
+        Whole(0, 10_000_000),
+        "How many ended leases stay in the journal, with their stories.",
+        at_start=True,
     )
 
 
@@ -97,7 +104,7 @@ class NodeConfig:
 class EngineConfig:
     """The Docker engine."""
 
-    socket: str = setting("/var/run/docker.sock", PATH, "The engine's socket.")
+    socket: str = setting("/var/run/docker.sock", PATH, "The engine's socket.", at_start=True)
     stop_grace_seconds: int = setting(
         10,
         Seconds(0, HOUR_SECONDS),
@@ -114,18 +121,21 @@ class GpusConfig:
         Text(),
         "Simulated GPUs instead of real ones, such as `h100:2` or `a100,t4:4`; `a100/4x1g.10gb+3g.40gb` is "
         "split by MIG, `h100:8@4` joins each four by NVLink.",
+        at_start=True,
     )
     mps_reserve_bytes: int = setting(
         300 * MIB,
         ByteSize(64 * 1024 * MIB),
         "Memory of each GPU that is not leased: an MPS server and the driver need it.",
         key="mps_reserve",
+        at_start=True,
     )
     checkpoints: CheckpointMode = setting(
         CheckpointMode.AUTO,
         Choice(CheckpointMode),
         "`auto` moves the GPU memory of paused and preempted containers to the host where CUDA checkpoints "
         "work; `off` never does.",
+        at_start=True,
     )
     exclusive_process: tuple[str, ...] = setting(
         (),
@@ -133,8 +143,9 @@ class GpusConfig:
         "GPUs in the compute mode EXCLUSIVE_PROCESS while shared leases are on them: [what that "
         "closes](../explanation/how-sharing-isolates.md#who-leaves-mps). Needs root and an MPS for several "
         "users (driver 580).",
+        at_start=True,
     )
-    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is sampled.")
+    sample_seconds: float = setting(1.0, Number(0.1, 60.0), "How often each GPU is sampled.", at_start=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +157,19 @@ class SharingConfig:
         Choice(MpsMode),
         "`auto` uses MPS where it is installed, `required` refuses shared leases without it, `off` never "
         "uses it: then only the watchdog holds parts of GPUs.",
+        at_start=True,
     )
     mps_binary: str = setting(
-        "", PATH_OR_EMPTY, "The program `nvidia-cuda-mps-control`; empty: from the daemon's PATH."
+        "",
+        PATH_OR_EMPTY,
+        "The program `nvidia-cuda-mps-control`; empty: from the daemon's PATH.",
+        at_start=True,
     )
     canary_seconds: float = setting(
         60.0,
         Number(0.0, 86400.0),
         "How often a small CUDA program tries the MPS servers with leases; 0: never.",
+        at_start=True,
     )
     fault_patience_seconds: float = setting(
         30.0,
@@ -244,9 +260,14 @@ class PlacementConfig:
 class LogConfig:
     """The daemon's log, on standard error."""
 
-    level: LogLevel = setting(LogLevel.INFO, Choice(LogLevel), "The lowest level that is logged.")
+    level: LogLevel = setting(
+        LogLevel.INFO, Choice(LogLevel), "The lowest level that is logged.", at_start=True
+    )
     format: LogFormat = setting(
-        LogFormat.TEXT, Choice(LogFormat), "`text` for people and journald, `json` for collectors."
+        LogFormat.TEXT,
+        Choice(LogFormat),
+        "`text` for people and journald, `json` for collectors.",
+        at_start=True,
     )
 
 

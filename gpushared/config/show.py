@@ -188,4 +188,6 @@ def _row(names: Sequence[str], same: Sequence[Key]) -> str:
     *most, last = quoted = [f"`{name}`" for name in names]
     if most:
         doc = doc.replace(quoted[0], f"{', '.join(most)} or {last}")
+    if same[0].at_start:
+        doc += " Read at the start only."
     return f"| {', '.join(quoted)} | {description} | {', '.join(shown)} | {doc} |"

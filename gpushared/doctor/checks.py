@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from gpushared.config.changes import changed_at_start, changed_settings
 from gpushared.config.model import Config
 from gpushared.doctor import engine_checks as engine
 from gpushared.doctor import gpu_checks as gpu
@@ -212,23 +213,12 @@ def read_config(paths: DaemonPaths) -> ConfigState:
     """Compare the files with the configuration that the daemon read."""
     try:
         stored = paths.reread()
-        restart = _fixed(stored, paths.config) != _fixed(paths.started, paths.config)
-        return ConfigState(differs=stored != paths.config, needs_restart=restart)
+        return ConfigState(
+            to_reload=changed_settings(paths.config, stored),
+            to_restart=changed_at_start(paths.started, stored),
+        )
     except ConfigError as error:
         return ConfigState(problem="; ".join(line.strip() for line in error.message.splitlines()))
-
-
-def _fixed(config: Config, other: Config) -> Config:
-    """Return the settings that only a restart changes; all other settings come from ``other``."""
-    engine = replace(config.engine, stop_grace_seconds=other.engine.stop_grace_seconds)
-    return replace(
-        config,
-        engine=engine,
-        queue=other.queue,
-        gate=other.gate,
-        watchdog=other.watchdog,
-        presets=other.presets,
-    )
 
 
 class Doctor:

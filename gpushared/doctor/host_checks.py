@@ -28,6 +28,7 @@ LATE_RATIO = 0.1
 """A certificate with less of its time left should have been renewed long ago."""
 TOLERATED_CLOCK_SECONDS = 120.0
 NOTED_CLOCK_SECONDS = 30.0
+SETTINGS_SHOWN = 5
 CHECKED_PARTS = frozenset({"journal", "pool", "pool-clock", "membership"})
 """Checks of this module report the troubles of these parts of the daemon."""
 
@@ -156,16 +157,23 @@ def config(state: ConfigState) -> CheckFinding:
             f"the configuration is wrong, and the next start would fail: {state.problem}",
             "`gpushare config check` tells all that is wrong",
         )
-    if state.needs_restart:
+    if state.to_restart:
         return warning(
-            "settings were changed that only a restart puts into use",
+            f"settings were changed that only a restart puts into use: {_some(state.to_restart)}",
             "`systemctl restart gpushared`; containers do not notice",
         )
-    if state.differs:
+    if state.to_reload:
         return warning(
-            "the configuration was changed since the daemon read it", "`systemctl reload gpushared`"
+            f"the configuration was changed since the daemon read it: {_some(state.to_reload)}",
+            "`systemctl reload gpushared`",
         )
     return ok("the configuration is right, and in use")
+
+
+def _some(settings: tuple[str, ...]) -> str:
+    """Name the first settings, and count the others."""
+    names, more = settings[:SETTINGS_SHOWN], len(settings) - SETTINGS_SHOWN
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def certificate(view: DaemonView) -> CheckFinding:

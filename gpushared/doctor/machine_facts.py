@@ -226,11 +226,11 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class ConfigState:
-    """Describe the configuration on disk: its errors, and if it waits for a reload or restart."""
+    """Describe the configuration on disk: its errors, and the settings that wait for a reload or a restart."""
 
     problem: str = ""
-    differs: bool = False
-    needs_restart: bool = False
+    to_reload: tuple[str, ...] = ()
+    to_restart: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

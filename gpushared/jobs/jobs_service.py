@@ -142,7 +142,7 @@ def _not_known_yet(reference: str, why_incomplete: str) -> Unavailable:
 
 
 class JobsService:
-    """Serve jobs. ``notices`` go to every reader of a list; ``stop_grace_seconds`` is the default.
+    """Serve jobs. ``notices`` go to every reader of a list.
 
     ``why_incomplete`` returns why some jobs may still be unknown, or an empty text once all are known. Before,
     no answer says that a job does not exist or shows a part of an array as the whole. ``simulated`` returns
@@ -160,7 +160,6 @@ class JobsService:
         notices: Callable[[], Sequence[str]] = _no_notices,
         why_incomplete: Callable[[], str] = _knows_all_jobs,
         simulated: Callable[[], bool] = _no_simulated,
-        stop_grace_seconds: int = 10,
     ) -> None:
         self.views = views
         self._loop = loop
@@ -170,7 +169,6 @@ class JobsService:
         self._notices = notices
         self._why_incomplete = why_incomplete
         self._simulated = simulated
-        self._stop_grace_seconds = stop_grace_seconds
         self._turns = CallerTurns(LONG_CALLS, LONG_CALLS_OF_A_PERSON, LONG_SECONDS)
 
     def turn(self, owner: Owner) -> AbstractAsyncContextManager[object]:
@@ -323,7 +321,8 @@ class JobsService:
 
     async def cancel(self, message: jobs_pb2.CancelJobRequest, owner: Owner) -> jobs_pb2.Job:
         job = await self.find(message.job_id, owner)
-        grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
+        usual = self._loop.state.rules.stop_grace_seconds
+        grace = message.grace_seconds if message.HasField("grace_seconds") else usual
         if not 0 <= grace <= MAX_GRACE_SECONDS:
             raise RequestError(
                 f"a grace of {grace} s is not possible", hint=f"give 0 to {MAX_GRACE_SECONDS} seconds"

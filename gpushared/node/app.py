@@ -404,7 +404,6 @@ class Daemon:
             self._parts.engine,
             self._parts.journal,
             self._client_presence,
-            self._config.engine.stop_grace_seconds,
         )
 
     def _make_inner_folder(self) -> Path:
@@ -522,7 +521,6 @@ class Daemon:
             troubles=self._troubles,
             node_name=self._node_name(),
             simulated=self._parts.gpus.simulated,
-            stop_grace_seconds=self._config.engine.stop_grace_seconds,
             examination=self._make_examination(loop),
             memberships=Memberships(self._enrolment, lambda: self._config.pool, self._node_name()),
         )
@@ -619,6 +617,7 @@ class Daemon:
         self._user_limits.changed()
         self._shares.limits = limits_of(config)
         self._job_host.reload(config)
+        self._job_services.reload(config)
         self._pool.link.reload()
         self._metrics.reload()
         if self._browsers is not None:

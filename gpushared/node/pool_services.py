@@ -206,6 +206,7 @@ class JobServices:
     jobs: NodeJobs
     outbox: Outbox
     recorder: JobRecorder
+    _local_jobs: LocalJobs
 
     def __init__(
         self,
@@ -243,6 +244,7 @@ class JobServices:
             self._store, local_job_rules_of(config()), host.order_handler, self._clock, self._troubles
         )
         async with local_jobs.running():
+            self._local_jobs = local_jobs
             local_jobs.loop.on_change = self._tell_of_change
             self.recorder = JobRecorder(
                 local_jobs.loop, self._history, self._troubles, lambda job: _account_of(job, loop.state)
@@ -262,13 +264,16 @@ class JobServices:
                 node_name=node_name,
                 realm=lambda: config().pool.realm or node_name,
                 presets=lambda: api.presets,
-                stop_grace_seconds=config().engine.stop_grace_seconds,
                 socket=socket,
             )
             try:
                 yield self.jobs
             finally:
                 await self.recorder.close()
+
+    def reload(self, config: Config) -> None:
+        """Apply the settings that can change at run time."""
+        self._local_jobs.loop.take_rules(local_job_rules_of(config))
 
     def _tell_of_change(self) -> None:
         self.on_change()

@@ -174,8 +174,9 @@ CASES: list[tuple[str, DoctorFacts, Status, str, str]] = [
     ("daemon-parts", view(troubles={"watchdog": "it is blind"}), F, "it is blind", "journalctl"),
     ("daemon-parts", view(troubles={"gpus": "no samples"}), F, "no samples", "journalctl"),
     ("config", but("config", problem="queue.x is not a setting"), F, "queue.x", "config check"),
-    ("config", but("config", differs=True), W, "was changed", "systemctl reload"),
-    ("config", but("config", differs=True, needs_restart=True), W, "only a restart", "systemctl restart"),
+    ("config", but("config", to_reload=("idle.warn",)), W, "read it: idle.warn", "systemctl reload"),
+    ("config", but("config", to_reload=("a",), to_restart=("log.level",)), W, "use: log.level", "systemctl restart"),
+    ("config", but("config", to_restart=tuple("abcdefg")), W, "a, b, c, d, e and 2 more", "systemctl restart"),
 ]  # fmt: skip
 
 

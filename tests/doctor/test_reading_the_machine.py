@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.config.model import Config, QueueConfig
+from gpushared.config.load import load
+from gpushared.config.model import Config
 from gpushared.doctor.checks import DaemonPaths, read_config
-from gpushared.doctor.machine_facts import Unit
+from gpushared.doctor.machine_facts import ConfigState, Unit
 from gpushared.doctor.readers import (
     ENV_SWITCH,
     INIT_PID_NAMESPACE,
@@ -304,19 +305,61 @@ def test_no_engine_is_an_error_of_ours(tmp_path: Path) -> None:
 # --- the configuration -----------------------------------------------------------------------------------
 
 
-def test_a_changed_queue_waits_for_a_reload_and_a_changed_place_for_a_restart() -> None:
-    old, queue = Config(), Config(queue=QueueConfig(max_queued=7))
-    moved = Config(log=type(old.log)(level=type(old.log.level).DEBUG))
+RELOADED = [
+    ('[watchdog]\naction = "stop"', "watchdog.action"),
+    ('[idle]\nwarn_seconds = "7m"', "idle.warn_seconds"),
+    ('[idle.quiet]\nhours = "20:00-08:00"', "idle.quiet.hours"),
+    ("[queue]\nmax_queued = 7", "queue.max_queued"),
+    ("[classes.train]\npriority = 7", "classes.train.priority"),
+    ('[placement]\npolicy = "pack"', "placement.policy"),
+    ('[gate]\npreset = "strict"', "gate.preset"),
+    ("[jobs]\nmax_kept_containers = 7", "jobs.max_kept_containers"),
+    ('[pool]\nrealm = "other"', "pool.realm"),
+    ("[audit]\nkeep_days = 7", "audit.keep_days"),
+    ('[notify]\nmail = ["vision@example.org"]', "notify.mail"),
+    ("[history]\nkeep_minutes_days = 7", "history.keep_minutes_days"),
+    ('[privacy]\nothers = "nothing"', "privacy.others"),
+    ('[metrics]\nlabels = ["user"]', "metrics.labels"),
+    ("[web]\nsession_hours = 7", "web.session_hours"),
+    ('[engine]\nstop_grace_seconds = "7s"', "engine.stop_grace_seconds"),
+    ("[sharing]\nfault_patience_seconds = 7", "sharing.fault_patience_seconds"),
+    ("[projects.vision]\nweight = 2", "projects.vision"),
+    ('[presets.small]\ngpu = "0.5"', "presets.small"),
+]
+AT_START = [
+    ('[node]\nstate_dir = "/other"', "node.state_dir"),
+    ('[engine]\nsocket = "/other"', "engine.socket"),
+    ("[gpus]\nsample_seconds = 7", "gpus.sample_seconds"),
+    ('[sharing]\nmps = "off"', "sharing.mps"),
+    ("[jobs]\nmax_pulls = 7", "jobs.max_pulls"),
+    ('[pool]\nstate_dir = "/other"', "pool.state_dir"),
+    ('[log]\nlevel = "debug"', "log.level"),
+]
 
-    def state(stored: Config, read: Config) -> tuple[bool, bool]:
-        found = read_config(DaemonPaths(read, old, Path("/s"), lambda: stored))
-        return found.differs, found.needs_restart
 
-    assert state(old, old) == (False, False)
-    assert state(queue, old) == (True, False)
-    assert state(queue, queue) == (False, False)
-    assert state(moved, old) == (True, True)
-    assert state(moved, moved) == (False, True)
+def configured(directory: Path, text: str) -> Config:
+    file = directory / "config.toml"
+    file.write_text(text)
+    return load(file, environ={}).config
+
+
+@pytest.mark.parametrize(("text", "name"), RELOADED)
+def test_settings_that_a_reload_puts_into_use_wait_for_no_restart(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    old, new = Config(), configured(tmp_path, text)
+    before = read_config(DaemonPaths(old, old, Path("/s"), lambda: new))
+    assert (before.to_reload, before.to_restart) == ((name,), ())
+    assert read_config(DaemonPaths(new, old, Path("/s"), lambda: new)) == ConfigState()
+
+
+@pytest.mark.parametrize(("text", "name"), AT_START)
+def test_settings_of_the_start_wait_for_a_restart_also_after_a_reload(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    old, new = Config(), configured(tmp_path, text)
+    after = read_config(DaemonPaths(new, old, Path("/s"), lambda: new))
+    assert (after.to_reload, after.to_restart) == ((), (name,))
 
 
 def test_a_configuration_that_is_wrong_is_told_on_one_line() -> None:

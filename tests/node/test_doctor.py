@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,10 @@ def test_a_configuration_that_was_changed_is_told_until_it_is_read(lone_daemon: 
     path = lone_daemon.directory / "config.toml"
     path.write_text("[queue]\nmax_queued = 7\n")
     wait_until(lambda: "systemctl reload" in _config(lone_daemon)["fix"], "the change is told")
+    assert _config(lone_daemon)["detail"].endswith(": queue.max_queued")
+    path.write_text('[idle]\nwarn_seconds = "7m"\n[jobs]\nmax_kept_containers = 7\n')
+    lone_daemon.signal(signal.SIGHUP)
+    wait_until(lambda: _config(lone_daemon)["status"] == "ok", "the new configuration is in use")
     path.write_text("[queue]\nmax_queued = 'many'\n")
     wait_until(lambda: _config(lone_daemon)["status"] == "failed", "the mistake is told")
     assert "queue.max_queued" in _config(lone_daemon)["detail"]

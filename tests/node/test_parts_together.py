@@ -89,9 +89,7 @@ async def world(gpus: FakeGpus | None = None, sharing: FakeSharing | None = None
     executor = Executor(loop, sharing, engine, FakeCheckpoints(), reconciler, sampler)
     loop.perform = executor.perform
     async with asyncio.timeout(20), loop.running():
-        lease_service = LeaseService(
-            loop, executor, reconciler, engine, journal, ClientPresence(loop.now()), 10
-        )
+        lease_service = LeaseService(loop, executor, reconciler, engine, journal, ClientPresence(loop.now()))
         yield World(
             loop,
             journal,

@@ -76,7 +76,6 @@ class NodeJobs:
         node_name: str,
         realm: Callable[[], str],
         presets: Callable[[], Mapping[str, RequestSpec]],
-        stop_grace_seconds: int,
         socket: str,
     ) -> None:
         """Take ``socket``, the path of the node's own socket."""
@@ -103,7 +102,6 @@ class NodeJobs:
             presets=presets,
             check=self._check,
             simulated=lambda: views.simulated,
-            stop_grace_seconds=stop_grace_seconds,
         )
 
     def calls(self) -> dict[str, Unary]:

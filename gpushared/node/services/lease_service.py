@@ -73,7 +73,6 @@ class LeaseService:
         engine: Engine,
         journal: Journal,
         client_presence: ClientPresence,
-        stop_grace_seconds: int,
     ) -> None:
         self.presets: Mapping[str, RequestSpec] = {}
         self.max_waits: Mapping[str, int] = {}
@@ -84,7 +83,6 @@ class LeaseService:
         self._engine = engine
         self._journal = journal
         self._client_presence = client_presence
-        self._stop_grace_seconds = stop_grace_seconds
         self._background_tasks = TaskSet()
         self._to_drop: set[LeaseId] = set()
         """Leases whose claim is over, but not yet written as over."""
@@ -271,7 +269,7 @@ class LeaseService:
     async def before_restart(self, container: ContainerId, caller: Caller) -> None:
         lease = await self._on_its_gpus(container, caller)
         if lease is not None:
-            await self._loop.send(m.RestartAsked(lease.id, self._stop_grace_seconds))
+            await self._loop.send(m.RestartAsked(lease.id, self._loop.state.rules.stop_grace_seconds))
         else:
             await self.before_start(container, caller)
 

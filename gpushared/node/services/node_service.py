@@ -52,7 +52,6 @@ class Api:
         troubles: Troubles,
         node_name: str,
         simulated: bool,
-        stop_grace_seconds: int,
         examination: Examination,
         memberships: Memberships,
     ) -> None:
@@ -66,7 +65,6 @@ class Api:
         self._troubles = troubles
         self._node_name = node_name
         self._simulated = simulated
-        self._stop_grace_seconds = stop_grace_seconds
         self._examination = examination
         self._started_at = loop.now()
         self.views = views.Views(loop, simulated=simulated)
@@ -157,7 +155,8 @@ class Api:
 
     async def stop(self, message: leases_pb2.StopRequest, caller: Caller) -> leases_pb2.Lease:
         lease = await self._find(message.lease_id, caller)
-        grace = message.grace_seconds if message.HasField("grace_seconds") else self._stop_grace_seconds
+        usual = self._loop.state.rules.stop_grace_seconds
+        grace = message.grace_seconds if message.HasField("grace_seconds") else usual
         if not 0 <= grace <= 3600:  # noqa: PLR2004 - an hour, as the message says
             raise RequestError(f"a grace of {grace} s is not possible", hint="give 0 to 3600 seconds")
         return await self._send(m.StopAsked(lease.id, caller, grace), lease, caller)
