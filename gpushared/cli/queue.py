@@ -31,7 +31,7 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
         "user": lease.owner,
         "class": lease.lease_class,
         "asks": lease.asks,
-        "waited": text.span(now - lease.created_at),
+        "waited": waited(lease, now),
         "eta": text.start(waiting.start_from, waiting.start_to, now),
         "reason": waiting.text or waiting.reason,
         "code": waiting.reason,
@@ -41,6 +41,16 @@ def lease_row(lease: Lease, waiting: Waiting, now: float) -> Row:
         "priority": str(lease.priority),
         "image": lease.image,
     }
+
+
+def waited(lease: Lease, now: float) -> str:
+    """Return how long the lease has waited: if it held GPUs before, since it was taken off them."""
+    return text.span(now - waits_since(lease))
+
+
+def waits_since(lease: Lease) -> float:
+    """Return since when the lease has waited. Coordinators of older versions leave ``since`` out."""
+    return lease.since or lease.created_at
 
 
 def queued_leases(answer: LeaseList) -> list[tuple[Lease, Waiting]]:
@@ -150,9 +160,8 @@ def entry_lines(entry: QueueExplanation, now: float) -> Iterator[str]:
     waiting = lease.waiting
     if waiting is None:
         return
-    waited = text.span(now - lease.created_at)
     start = text.start(waiting.start_from, waiting.start_to, now)
-    facts = f"asks {lease.asks}, {lease.lease_class}, of {lease.owner}, waits for {waited}, start {start}"
+    facts = f"asks {lease.asks}, {lease.lease_class}, of {lease.owner}, waits for {waited(lease, now)}, start {start}"
     yield f"{waiting.position} of {waiting.queue_length}: {lease.id}, {facts}"
     yield from container(lease)
     yield f"  why      {waiting.text or waiting.reason} ({waiting.reason})"

@@ -197,6 +197,22 @@ def test_queue_is_in_order_with_reasons(gpushare: Gpushare) -> None:
     assert lines[3][-1] == "resources"
 
 
+@pytest.mark.parametrize(
+    ("since", "waited"), [(60, "1m"), (0, "5d")], ids=["taken off its GPUs", "of an older coordinator"]
+)
+def test_a_request_has_waited_since_it_was_taken_off_its_gpus(
+    gpushare: Gpushare, standin: StandIn, since: float, waited: str
+) -> None:
+    now = time.time()
+    times = {"created_at": now - 5 * 86400 - 60, "since": now - since if since else 0.0}
+    suspended = {**QUEUED, **times, "state": "suspended"}
+    standin.answers["Leases/List"] = ok({"leases": [suspended]})
+    standin.answers["Projects/List"] = ok({"projects": []})
+    standin.answers["Leases/Explain"] = ok({"lease": suspended})
+    assert gpushare("queue", "-o", "columns=waited").stdout.split()[-1] == waited
+    assert f"waits for {waited}, start" in gpushare("queue", "--explain").stdout
+
+
 def test_all_asks_for_ended_leases(gpushare: Gpushare, standin: StandIn) -> None:
     gpushare("ps", "--all")
     gpushare("ps")

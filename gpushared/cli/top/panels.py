@@ -71,7 +71,7 @@ ORDERS: Mapping[str, Sequence[Order]] = {
     QUEUE: (
         Order(""),
         Order("user", lambda item: getattr(item, "owner", "")),
-        Order("waited", lambda item: getattr(item, "created_at", 0.0)),
+        Order("waited", lambda item: getattr(item, "since", 0.0) or getattr(item, "created_at", 0.0)),
     ),
     NODES: (Order(""), Order("state", lambda item: getattr(item, "presence", ""))),
 }

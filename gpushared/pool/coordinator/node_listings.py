@@ -154,6 +154,8 @@ class NodeListings:
 
     def _waiting_job(self, job: Job, position: int, length: int) -> leases_pb2.Lease:
         view: jobs_pb2.Job = self._views.job(job)
+        # A job that ran and gave way has waited since then.
+        since = job.state.since if isinstance(job.state, Queued) and job.served_seconds else job.submitted_at
         why = self._views.why(job)
         lease = leases_pb2.Lease(
             id=job.id,
@@ -165,6 +167,7 @@ class NodeListings:
             image=view.image,
             container_name=view.name,
             created_at=view.submitted_at,
+            since=self._views.day(since),
             priority=view.priority,
             held_by=job.held_by,
             waiting=leases_pb2.Waiting(

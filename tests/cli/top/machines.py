@@ -87,6 +87,7 @@ def waiting(number: int, position: int, length: int) -> Json:
         "memory_wall": "",
         "container_id": "",
         "created_at": NOW - 125,
+        "since": NOW - 125,
         "expires_at": 0,
         "waiting": {
             "position": position,

@@ -55,7 +55,7 @@ export function waitingCard(lease, context, more) {
       context.pool && lease.node && h("span", { class: "quiet" }, "on ", name(lease.node)),
       h("span", null, "asks ", h("strong", null, name(lease.asks)), ` ${lease.class} of `, name(lease.owner), mine && " (you)"),
       lease.container_name && name(lease.container_name, "quiet"),
-      h("span", { class: "quiet" }, `waits for ${span(now - lease.created_at)}`),
+      h("span", { class: "quiet" }, `waits for ${span(now - (lease.since || lease.created_at))}`),
       h("span", { class: "start" }, "start ", h("strong", null, startOf(waiting, now)))),
     h("p", null, h("span", { class: "quiet" }, "why "), waiting.text || waiting.reason, h("span", { class: "quiet" }, ` (${waiting.reason})`)),
     lease.held_by && h("p", null, "held by ", name(lease.held_by)),
