@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gpushared.domain.leases import events as m
-from gpushared.domain.leases.idle_leases import idle_since
+from gpushared.domain.leases.idle_leases import idle_since, notice_text
 from gpushared.domain.leases.instructions import NotifyContainer
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import (
@@ -18,6 +18,7 @@ from gpushared.domain.leases.node_rules import (
     Rules,
 )
 from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.requeue import can_give_way
 from gpushared.domain.model.gpu import MIB, Gpu, GpuId
 from gpushared.domain.model.lease import (
     Active,
@@ -210,6 +211,33 @@ def test_it_is_told_once_with_what_will_happen() -> None:
     for _ in range(3):
         assert node.passes(1).instructions == ()
     assert node.story("told") == [line]
+
+
+def test_a_notice_is_shown_with_the_time_that_is_left_now() -> None:
+    node = Node(SUSPEND)
+    node.look()
+    node.passes(1800)
+    node.passes(5000)
+    notice = node.lease.notice
+    assert notice is not None
+    assert notice_text(node.lease, notice, node.state, node.now) == (
+        "no work on its GPUs for 1h53m; in 6m40s it is taken off them until somebody resumes it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "means"),
+    [(Rules(preemption=PreemptionSetting.OFF), CHECKPOINTS), (Rules(), m.Means())],
+    ids=["without preemption", "where its work would be lost"],
+)
+def test_who_gives_way_to_nobody_is_not_told_to_give_way_when_idle(rules: Rules, means: m.Means) -> None:
+    node = Node(rules=rules, means=means)
+    node.look()
+    node.passes(1800)
+    node.passes(1800)
+    assert node.story("told") == ["told: no work on its GPUs for 30m"]
+    assert node.story("gives way") == []
+    assert not can_give_way(node.lease, node.state)
 
 
 def test_most_looks_write_nothing_down() -> None:

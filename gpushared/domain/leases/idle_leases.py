@@ -15,6 +15,7 @@ from gpushared.domain.leases.lifecycle import drain
 from gpushared.domain.leases.node_rules import IdleAction, IdlePolicy
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.notice import awake, notify, withdraw
+from gpushared.domain.leases.requeue import can_give_way
 from gpushared.domain.leases.suspension import suspend, why_not
 from gpushared.domain.model.lease import (
     Active,
@@ -75,14 +76,16 @@ def _note_idle(lease: Lease, draft: Draft) -> None:
         lease = draft.put(lease.note(draft.now, "may be idle for longer now"))
     if policy.lower_seconds and lasted >= policy.lower_seconds and not lease.idleness.is_preemptible:
         why = f"idle for {format_duration(lasted)}: it gives way to others from now on"
-        preemptible = Idleness(since, is_preemptible=True)
-        lease = draft.put(replace(lease, idleness=preemptible).note(draft.now, why))
+        preemptible = replace(lease, idleness=Idleness(since, is_preemptible=True))
+        lease = draft.put(
+            preemptible.note(draft.now, why) if can_give_way(lease, draft.view()) else preemptible
+        )
     _act(lease, lasted, policy, draft)
 
 
-def _policy(lease: Lease, draft: Draft) -> IdlePolicy:
-    lease_class, rules = lease.request.lease_class, draft.rules.idle_of(lease.payer)
-    if draft.quiet and lease_class in rules.quiet:
+def _policy(lease: Lease, state: Draft | NodeState) -> IdlePolicy:
+    lease_class, rules = lease.request.lease_class, state.rules.idle_of(lease.payer)
+    if state.quiet and lease_class in rules.quiet:
         return rules.quiet[lease_class]
     return rules.usual.get(lease_class, OFF)
 
@@ -108,7 +111,7 @@ def _notify(lease: Lease, since: float, policy: IdlePolicy, draft: Draft, *, fir
         until = max(until, draft.now + draft.rules.preempt_notice_seconds)
     if notice is not None and (notice.until, notice.ends) == (until, ends):
         return lease
-    text = _sentence(lease, since, until, policy, draft, ends=ends)
+    text = _sentence(lease, since, until, policy, draft.view(), draft.now, ends=ends)
     idle = replace(lease, idleness=replace(lease.idleness, since=since))
     return notify(idle, Notice(NoticeKind.IDLE, until, text, ends=ends), draft)
 
@@ -132,14 +135,22 @@ def _until(notice: Notice | None, ends: bool, since: float, policy: IdlePolicy, 
     return due if due > notice.until else min(notice.until, soonest)
 
 
+def notice_text(lease: Lease, notice: Notice, state: NodeState, now: float) -> str:
+    """Return the text of a lease's notice; if it is idle, with the times that have passed and are left now."""
+    since = idle_since(lease, state)
+    if notice.kind is not NoticeKind.IDLE or since is None:
+        return notice.text
+    return _sentence(lease, since, notice.until, _policy(lease, state), state, now, ends=notice.ends)
+
+
 def _sentence(
-    lease: Lease, since: float, until: float, policy: IdlePolicy, draft: Draft, *, ends: bool
+    lease: Lease, since: float, until: float, policy: IdlePolicy, state: NodeState, now: float, *, ends: bool
 ) -> str:
-    idle = f"no work on its GPUs for {format_duration(draft.now - since)}"
+    idle = f"no work on its GPUs for {format_duration(now - since)}"
     if until:
         consequence = "it is ended" if ends else "it is taken off them until somebody resumes it"
-        return f"{idle}; in {format_wait(until - draft.now)} {consequence}"
-    if policy.lower_seconds and not lease.idleness.is_preemptible:
+        return f"{idle}; in {format_wait(until - now)} {consequence}"
+    if policy.lower_seconds and not lease.idleness.is_preemptible and can_give_way(lease, state):
         return f"{idle}; after {format_duration(policy.lower_seconds)} it gives way to others"
     return idle
 

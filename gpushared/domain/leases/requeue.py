@@ -39,6 +39,7 @@ from gpushared.domain.model.lease import (
     state_name,
 )
 from gpushared.domain.model.request import Request
+from gpushared.domain.scheduling.pass_records import NEVER
 
 
 class PreemptionStep(StrEnum):
@@ -54,6 +55,14 @@ def step_of(lease: Lease, state: NodeState) -> PreemptionStep:
     if isinstance(lease.state, Active) and not why_not(lease, state):
         return PreemptionStep.SUSPEND
     return PreemptionStep.REQUEUE if lease.preemption.requeues else PreemptionStep.STOP
+
+
+def can_give_way(lease: Lease, state: NodeState) -> bool:
+    """Return False if nobody but an administrator can make the lease give way, even when it is idle."""
+    policy = state.policy
+    if policy.lossless_only and step_of(lease, state) is not PreemptionStep.SUSPEND:
+        return False
+    return policy.classes[lease.request.lease_class].min_run_seconds < NEVER
 
 
 def preempt_asked(event: PreemptAsked, draft: Draft) -> None:

@@ -9,11 +9,11 @@ import psutil
 
 from gpushared.api.v1 import gpus_pb2, leases_pb2
 from gpushared.domain.leases.explain import Waiting
-from gpushared.domain.leases.idle_leases import idle_since
+from gpushared.domain.leases.idle_leases import idle_since, notice_text
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.leases.notifications import outcome_text
 from gpushared.domain.leases.offers import Offer, WouldGiveWay, fits_instead
-from gpushared.domain.leases.requeue import step_of
+from gpushared.domain.leases.requeue import can_give_way, step_of
 from gpushared.domain.leases.suspension import why_not
 from gpushared.domain.model.gpu import WHOLE_PERMILLE, Drained, Gpu, GpuId
 from gpushared.domain.model.lease import (
@@ -108,7 +108,7 @@ class Views:
         view.fault, view.held_by = lease.health.fault, lease.held_by
         view.preempt_step, view.preempt_why = _step(lease, self._loop.state), _why(lease, self._loop.state)
         if lease.notice is not None:
-            view.notice.CopyFrom(self._notice(lease.notice))
+            view.notice.CopyFrom(self._notice(lease, lease.notice))
         if isinstance(lease.state, Reserved | Starting):
             view.deadline = self.day(lease.state.deadline)
         if isinstance(lease.state, Ended):
@@ -119,7 +119,7 @@ class Views:
     def _add_use(self, view: leases_pb2.Lease, lease: Lease, sample: Sample) -> None:
         """Add the lease's use of its GPUs, and the walls that limit it."""
         view.idle_since = self.day(idle_since(lease, self._loop.state))
-        view.lowered = lease.idleness.is_preemptible
+        view.lowered = lease.idleness.is_preemptible and can_give_way(lease, self._loop.state)
         if lease.walls is not None:
             view.memory_wall, view.compute_cap = lease.walls.memory_wall, lease.walls.compute_cap
         if lease.id in sample.used_bytes:
@@ -136,9 +136,10 @@ class Views:
             for entry in entries
         ]
 
-    def _notice(self, notice: Notice) -> leases_pb2.Notice:
+    def _notice(self, lease: Lease, notice: Notice) -> leases_pb2.Notice:
         ends_at = self.day(notice.until if notice.ends else None)
-        return leases_pb2.Notice(kind=notice.kind, ends_at=ends_at, text=notice.text)
+        text = notice_text(lease, notice, self._loop.state, self._loop.now())
+        return leases_pb2.Notice(kind=notice.kind, ends_at=ends_at, text=text)
 
     def _grant(self, grant: Grant) -> leases_pb2.Grant:
         gpu = self._loop.state.gpus.get(grant.gpu)
