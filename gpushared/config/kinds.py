@@ -28,6 +28,10 @@ HOUR_SECONDS = 3600
 class Wrong(Exception):
     """The value is not one of its kind; the text completes the sentence "<setting> ..."."""
 
+    def __init__(self, text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.hint = hint
+
 
 class ValueKind(ABC):
     """Read and write one kind of value.
@@ -55,15 +59,16 @@ class ValueKind(ABC):
 
 @dataclass(frozen=True)
 class Text(ValueKind):
-    """Read any text, or text that ``fits``; ``description`` tells which."""
+    """Read any text, or text that ``fits``; ``description`` tells which, and ``hint`` what may be written."""
 
     description: str = "text"
     fits: Callable[[str], bool] = lambda _: True
+    hint: str = ""
 
     def read(self, value: object) -> object:
         text = _text(value)
         if not self.fits(text):
-            raise Wrong(f"must be {self.description}, not {shown(text)}")
+            raise Wrong(f"must be {self.description}, not {shown(text)}", self.hint)
         return text
 
 

@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from gpushared.config.notify import NOTIFY, NotifyConfig, ProjectNotifyConfig
 from gpushared.config.queue_rules import MODELS, PROJECTS, ProjectConfig, QuotaConfig
 from gpushared.config.schema import NODE, ConfigSchema, NameRule
 from gpushared.config.web_settings import WebConfig, web_problems
-from gpushared.domain.model.errors import ConfigError, NotFound, RequestError
+from gpushared.domain.model.errors import ConfigError, GpushareError, NotFound, RequestError
 from gpushared.domain.model.ranges import parse_gpu_range
-from gpushared.domain.model.request_spec import read_request
+from gpushared.domain.model.request import Isolation
+from gpushared.domain.model.request_spec import RequestSpec, read_request
 from gpushared.domain.model.units import shown
 from gpushared.domain.scheduling.projects import Policy, problems
 
@@ -199,7 +200,7 @@ def read_all(draft: ConfigDraft) -> Tables:
                 value.raw if value.text is None else key.kind.from_text(value.text)
             )
         except Wrong as wrong:
-            draft.complain(value.origin, f"{_dotted(at)} {wrong}")
+            draft.complain(value.origin, f"{_dotted(at)} {wrong}", wrong.hint)
     return tables
 
 
@@ -268,10 +269,35 @@ def _find(at: tuple[str, ...], value: _Value, draft: ConfigDraft) -> Key | None:
 def check_presets(presets: Mapping[str, Preset], draft: ConfigDraft) -> None:
     """Complain of presets that nobody could ask for."""
     for name, preset in presets.items():
-        try:
-            read_request(preset.spec, {})
-        except (RequestError, NotFound) as error:
+        for error in _mistakes_of(preset.spec):
             draft.complain(draft.last_origin(PRESETS, name), f"{PRESETS}.{name}: {error.message}", error.hint)
+
+
+def _mistakes_of(spec: RequestSpec) -> list[GpushareError]:
+    """Return the mistakes of a request's words, each by itself, or else that of the words together."""
+    if (together := _mistake_of(spec)) is None:
+        return []
+    words = ((field.name, getattr(spec, field.name)) for field in fields(spec))
+    alone = [_mistake_of(replace(_ANY_SIZE, **_as_asked(name, word))) for name, word in words if word]
+    return [mistake for mistake in alone if mistake is not None] or [together]
+
+
+_ANY_SIZE = RequestSpec(gpu="1")
+
+
+def _as_asked(name: str, word: str) -> dict[str, str]:
+    """Return one word of a request, without the words that would contradict it."""
+    if name == "isolation" and word in set(Isolation):
+        return {}  # it can be wrong only together with a size
+    return {"gpu": "", name: word} if name.startswith("gpu_") else {name: word}
+
+
+def _mistake_of(spec: RequestSpec) -> GpushareError | None:
+    try:
+        read_request(spec, {})
+    except (RequestError, NotFound) as error:
+        return error
+    return None
 
 
 def _check_dev_containers(gate: GateConfig, presets: Mapping[str, Preset], draft: ConfigDraft) -> None:

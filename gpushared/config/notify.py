@@ -34,7 +34,7 @@ def is_address(text: str) -> bool:
 
 
 _URLS = TextList(Text("a URL that begins with `https://` or `http://`", is_url))
-_EVENTS = TextList(Text("an event", lambda text: text in _ALL))
+_EVENTS = TextList(Text("an event", lambda text: text in _ALL, f"events: {', '.join(_ALL)}"))
 _ADDRESSES = TextList(Text("a mail address", is_address))
 _EVENTS_TEXT = "Of which [events](notifications.md#events) the webhooks are told; empty: of all."
 _DIGEST_TEXT = (

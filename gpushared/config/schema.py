@@ -54,7 +54,7 @@ class ConfigSchema:
     prefix: str
     page: str
     show: str
-    """A sentence on how to see the settings that hold now."""
+    """The hint for a mistake that has none of its own."""
     foreign: tuple[str, ...] = ()
     removed: Mapping[str, str] = field(default_factory=dict)
     """Sections of older versions, each with a hint on the rule that holds now."""
@@ -118,7 +118,7 @@ NODE = ConfigSchema(
     },
     prefix="GPUSHARED_",
     page="docs/reference/configuration.md",
-    show="see `gpushare config show` for what holds now",
+    show="see docs/reference/configuration.md for all settings",
     # Without the variables of the node's own section [pool]: GPUSHARED_POOL__REALM.
     foreign=tuple(f"{POOL_PREFIX}{letter}" for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
 )

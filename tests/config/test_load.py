@@ -259,6 +259,21 @@ def test_a_thousand_wrong_things_do_not_fill_the_screen(files: Files) -> None:
     assert len(text.splitlines()) < 30
 
 
+def test_all_mistakes_of_a_preset_are_told_at_once(files: Files) -> None:
+    words = "gpu = '9x'\nclass = 'fun'\ntime = 'long'\nisolation = 'alone'\npriority = '1'\n"
+    with pytest.raises(ConfigError) as raised:
+        load(files(f"[presets.big]\n{words}"))
+    assert raised.value.message.startswith("4 things are wrong")
+    for word in ("'9x'", "'fun'", "'long'", "'alone'"):
+        assert f"presets.big: {word}" in raised.value.message
+
+
+def test_a_single_mistake_without_a_hint_is_answered_with_the_page_of_all_settings(files: Files) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(files("[queue]\nmax_queued = 'many'\n"))
+    assert raised.value.hint == "see docs/reference/configuration.md for all settings"
+
+
 def test_a_preset_is_put_together_from_several_files(files: Files) -> None:
     path = files("[presets.small]\ngpu = '0.25'\n", a="[presets.small]\nclass = 'build'\ntime = '8h'\n")
     assert load(path).config.presets["small"].spec == RequestSpec(gpu="0.25", lease_class="build", time="8h")

@@ -77,6 +77,13 @@ def test_what_could_not_work_is_refused(tmp_path: Path, text: str, message: str)
         loaded(tmp_path, f"[notify]\n{text}\n")
 
 
+def test_a_word_that_is_no_event_is_answered_with_the_events(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        loaded(tmp_path, '[notify]\nevents = ["started"]\n')
+    assert raised.value.hint.startswith("events: granted, ")
+    assert "gpu-unhealthy" in raised.value.hint
+
+
 def test_a_pool_runs_no_command(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text('[notify]\nwebhooks = ["https://a.example/"]\n')
