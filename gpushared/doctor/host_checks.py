@@ -121,7 +121,11 @@ def journal_disk(disk: Directory) -> CheckFinding:
         )
     free = format_memory(disk.free_bytes)
     if disk.free_bytes < FULL_BYTES or disk.free_inodes == 0:
-        return failed(f"the disk of {disk.path} is full ({free} free): no lease can be granted", "make room")
+        return failed(
+            f"the disk of {disk.path} is full ({free} free): no lease can be granted while the journal "
+            "cannot be written",
+            "make room",
+        )
     if disk.free_bytes < NEARLY_FULL_BYTES or (
         disk.free_inodes is not None and disk.free_inodes < FEW_INODES
     ):

@@ -23,7 +23,7 @@ from gpushared.domain.model.request_spec import NewSize
 from gpushared.node.runtime.client_presence_checks import ClientPresence
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.executor import Executor
-from gpushared.node.runtime.loop import Loop
+from gpushared.node.runtime.loop import CALM_SECONDS, Loop
 from gpushared.node.runtime.sampler import Sampler
 from gpushared.node.services.lease_service import WRITE_AGAIN_SECONDS, LeaseService
 from gpushared.ports import ContainerStatus, Edits, EngineFacts
@@ -349,9 +349,25 @@ async def test_a_journal_that_is_away_grants_nothing_and_is_tried_until_it_is_ba
         assert node.loop.state.leases == {}
         await node.loop.send(m.Tick())
         assert node.troubles.of("journal") == "the disk is full"
+        node.clock.advance(CALM_SECONDS)
         await node.loop.send(m.Tick())
         assert (node.troubles.of("journal"), recovered.is_set()) == ("", True)
         assert isinstance((await node.ask()).state, Reserved)
+
+
+async def test_a_journal_of_which_some_writes_fail_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """On a full disk the small writes between the large ones succeed."""
+    async with world() as node:
+        await node.sampler.sample_and_report()
+        for _ in range(9):
+            node.journal.fail_next(JournalUnavailable("the disk is full"))
+            with pytest.raises(JournalUnavailable):
+                await node.ask()
+            await node.loop.send(m.Tick())
+            node.clock.advance(1.0)
+    assert [line for line in caplog.messages if "part=journal" in line] == [
+        "trouble part=journal text='the disk is full'"
+    ]
 
 
 async def created_on_a_full_disk(node: World) -> Lease:

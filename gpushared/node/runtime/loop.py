@@ -38,6 +38,10 @@ class Outlook:
     starts: Mapping[LeaseId, Start]
 
 
+CALM_SECONDS = 5.0
+"""The journal's trouble is over once no write has failed for so long. On a full disk small writes still succeed
+between the larger ones that fail."""
+
 _Sent = SentEvent[m.Event, Step]
 
 
@@ -51,6 +55,7 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         self.refusals = Totals(len(Code) * 4)
         """The refused requests for leases, by the kind of their error."""
         self._journal = journal
+        self._journal_failed_at = 0.0
         self._troubles = troubles
         self._decided: tuple[NodeState, Sequence[Decision]] | None = None
         self._outlook: tuple[NodeState, Outlook] | None = None
@@ -141,9 +146,10 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             with self.commit_seconds.timing():
                 await self._journal.commit(writes)
         except JournalUnavailable as error:
+            self._journal_failed_at = self._clock.now()
             self._troubles.raised("journal", str(error))
             raise
-        if self._troubles.of("journal"):
+        if self._troubles.of("journal") and self._clock.now() - self._journal_failed_at >= CALM_SECONDS:
             self._troubles.cleared("journal")
             self.after_recovery()
 
