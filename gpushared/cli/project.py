@@ -15,7 +15,7 @@ from gpushared.cli.ps import share
 from gpushared.cli.table import Column, Row
 from gpushared.client import Client, IdlePolicy, Lease, Project, Quota
 from gpushared.domain.model.errors import NotFound
-from gpushared.domain.model.units import parse_gpus, shown
+from gpushared.domain.model.units import format_duration, parse_gpus, shown
 
 NO_LIMIT = "none"
 HOUR_SECONDS = 3600
@@ -174,17 +174,17 @@ def _idle(title: str, policies: Iterable[IdlePolicy]) -> Iterator[str]:
 
 def _idle_text(policy: IdlePolicy) -> str:
     """Return ``told after 30m, lowered after 1h, suspended after 2h``."""
-    steps = [f"told after {text.span(policy.warn_seconds)}"] if policy.warn_seconds else []
-    steps += [f"lowered after {text.span(policy.lower_seconds)}"] if policy.lower_seconds else []
+    steps = [f"told after {format_duration(policy.warn_seconds)}"] if policy.warn_seconds else []
+    steps += [f"lowered after {format_duration(policy.lower_seconds)}"] if policy.lower_seconds else []
     ends = _ENDS.get(policy.action)
-    steps += [f"{ends} after {text.span(policy.action_seconds)}"] if ends else []
+    steps += [f"{ends} after {format_duration(policy.action_seconds)}"] if ends else []
     return ", ".join(steps) or "nothing is done"
 
 
 def _leases(leases: list[Lease]) -> Iterator[str]:
     for lease in leases:
         if lease.grants:
-            gpus = ",".join(grant.gpu_label or str(grant.gpu_index) for grant in lease.grants)
+            gpus = ",".join(text.gpu(grant.gpu_label, grant.gpu_index) for grant in lease.grants)
             yield f"  holds    {lease.id} of {lease.owner}: {share(lease)} on GPU {gpus}, {lease.lease_class}"
     for lease in leases:
         if (waits := lease.waiting) is not None:

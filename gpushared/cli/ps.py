@@ -9,7 +9,7 @@ from gpushared.cli import text
 from gpushared.cli.errors import UsageError, wrong_values
 from gpushared.cli.listing import Listing, Options, OwnOption, Screen, client_for
 from gpushared.cli.table import Column, Row
-from gpushared.client import Client, Lease, LeaseList, OfferAnswer, UnmanagedProcess
+from gpushared.client import Client, Grant, Lease, LeaseList, OfferAnswer, UnmanagedProcess
 
 IMAGE_SHOWN = 40
 LIMIT = 50
@@ -26,7 +26,7 @@ def lease_row(lease: Lease, now: float) -> Row:
         "node": lease.node,
         "user": lease.owner,
         "state": state(lease),
-        "gpu": ",".join(grant.gpu_label or str(grant.gpu_index) for grant in lease.grants),
+        "gpu": ",".join(text.gpu(grant.gpu_label, grant.gpu_index) for grant in lease.grants),
         "share": share(lease),
         "memory": text.memory_pair(lease.memory_used_bytes, memory) if lease.grants else "",
         "wall": lease.memory_wall,
@@ -68,7 +68,7 @@ def share(lease: Lease | OfferAnswer) -> str:
 
 def holding(lease: Lease | OfferAnswer) -> str:
     """Return ``0.25 on GPU 0 (NVIDIA H100), 19.7 GiB``."""
-    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    gpus = ", ".join(map(_gpu, lease.grants))
     memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
     return f"{share(lease)} on {gpus}, {memory}"
 
@@ -86,6 +86,10 @@ def _remaining_seconds(lease: Lease, now: float) -> float | None:
     return lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
 
 
+def _gpu(grant: Grant) -> str:
+    return f"GPU {text.gpu(grant.gpu_label, grant.gpu_index)} ({grant.gpu_name})"
+
+
 def unmanaged_row(process: UnmanagedProcess) -> Row:
     """Return the cells of a GPU process without a lease."""
     return {
@@ -93,7 +97,7 @@ def unmanaged_row(process: UnmanagedProcess) -> Row:
         "node": process.node,
         "user": process.user,
         "state": "unmanaged",
-        "gpu": str(process.gpu_index),
+        "gpu": text.gpu("", process.gpu_index),
         "memory": text.memory(process.memory_bytes),
         "wall": "none",
         "name": f"{process.command} (pid {process.pid})".strip() if process.pid else "",

@@ -68,6 +68,11 @@ def span(seconds: float | None) -> str:
     return f"{whole}s"
 
 
+def gpu(label: str, index: int) -> str:
+    """Return the name of a GPU in listings, and ``?`` for one that the daemon does not see."""
+    return label or (str(index) if index >= 0 else "?")
+
+
 def clock(moment: float, now: float, today_format: str = "%H:%M", other_day_format: str = "%a %H:%M") -> str:
     """Return ``14:05`` today, ``Tue 14:05`` on another day; local time."""
     then, today = time.localtime(moment), time.localtime(now)

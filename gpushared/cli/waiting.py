@@ -268,6 +268,8 @@ def _granted(lease: Lease) -> str:
         return f"{lease.id} granted"
     from gpushared.cli.ps import share  # most commands do not wait
 
-    gpus = ", ".join(f"GPU {grant.gpu_label or grant.gpu_index} ({grant.gpu_name})" for grant in lease.grants)
+    gpus = ", ".join(
+        f"GPU {text.gpu(grant.gpu_label, grant.gpu_index)} ({grant.gpu_name})" for grant in lease.grants
+    )
     size = f"{share(lease)} on {gpus}, {text.memory(lease.grants[0].memory_bytes)}"
     return f"{lease.id} granted: {size}" + (" each" if len(lease.grants) > 1 else "")

@@ -108,6 +108,12 @@ def test_ps_shows_compute_that_others_leave(gpushare: Gpushare, standin: StandIn
     ]
 
 
+def test_a_gpu_that_the_daemon_does_not_see_has_no_number(gpushare: Gpushare, standin: StandIn) -> None:
+    unseen = lease(grants=[{**GRANT, "gpu_index": -1, "gpu_name": "", "gpu_label": ""}])
+    standin.answers["Leases/List"] = ok({"leases": [unseen], "unmanaged": [{"pid": 7, "gpu_index": -1}]})
+    assert gpushare("ps", "--no-headers", "-o", "columns=gpu").stdout.split() == ["?", "?"]
+
+
 def test_numbers_stand_to_the_right(gpushare: Gpushare) -> None:
     rows = gpushare("ps", "-o", "columns=memory,lease").stdout.splitlines()[1:]
     assert [row[:8] for row in rows[:3]] == ["  MEMORY", "3/20 GiB", "-/40 GiB"]

@@ -30,7 +30,7 @@ VISION = {
         {"class": "train", "warn_seconds": 600, "lower_seconds": 0, "action": "stop", "action_seconds": 1800},
     ],
     "quiet_idle": [
-        {"class": "build", "lower_seconds": 900, "action": "suspend", "action_seconds": 900},
+        {"class": "build", "lower_seconds": 90, "action": "suspend", "action_seconds": 900},
     ],
 }
 CAROL = {"name": "carol\x1b[31m", "weight": 1, "quotas": [{}], "origin": "user"}
@@ -80,7 +80,7 @@ def test_show_names_the_leases_of_the_project_alone(gpushare: Gpushare) -> None:
         "  used     1.5 GPU-hours lately, 25% of all",
         "  idle     build, train: told after 10m, stopped after 30m",
         "  idle     infer: nothing is done",
-        "  quiet    build: lowered after 15m, suspended after 15m",
+        "  quiet    build: lowered after 1m30s, suspended after 15m",
         "  holds    l-7f3k of alice: 0.25 on GPU 0, train",
         "  waits    l-7f3k of alice: 0.25, train: holds all",
     ]

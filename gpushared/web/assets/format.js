@@ -151,9 +151,14 @@ export function grantedShare(grants) {
   return grants.length === 1 ? words : `${grants.length}x${words}`;
 }
 
+/** Return a GPU's number, and `?` for one that the daemon does not see. @param {number} index */
+export function gpuNumber(index) {
+  return index < 0 ? "?" : String(index);
+}
+
 /** @param {Grant} grant */
 export function gpuOf(grant) {
-  return grant.gpu_label || String(grant.gpu_index);
+  return grant.gpu_label || gpuNumber(grant.gpu_index);
 }
 
 /** Return `0.25 on GPU 0 (NVIDIA H100), 19.7 GiB`. @param {Grant[]} grants */

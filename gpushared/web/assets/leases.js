@@ -1,6 +1,6 @@
 // Show leases and GPUs in the cells and the words of the command line.
 import { h, name } from "./dom.js";
-import { MISSING, count, gpuOf, grantedBytes, grantedShare, leaseState, memory, memoryPair, span, start } from "./format.js";
+import { MISSING, count, gpuNumber, gpuOf, grantedBytes, grantedShare, leaseState, memory, memoryPair, span, start } from "./format.js";
 
 /** @typedef {import("./app.js").Context} Context */
 
@@ -60,7 +60,7 @@ export function leaseCells(lease, now) {
 function processCells({ node, user, gpu_index, memory_bytes, command, pid }) {
   const none = MISSING;
   const words = pid ? `${command} (pid ${pid})`.trim() : none;
-  return { node: node || none, user: user || none, state: "unmanaged", gpu: String(gpu_index), share: none, memory: memory(memory_bytes), wall: "none", age: none, left: none, idle: none, name: words, image: none };
+  return { node: node || none, user: user || none, state: "unmanaged", gpu: gpuNumber(gpu_index), share: none, memory: memory(memory_bytes), wall: "none", age: none, left: none, idle: none, name: words, image: none };
 }
 
 /**
