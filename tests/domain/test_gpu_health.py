@@ -263,7 +263,7 @@ def test_who_waits_is_told_of_sick_gpus_and_gets_another() -> None:
     waits = node.ask()
     assert node.why_waits(waits) == (
         "gpu_unhealthy",
-        "no healthy GPU has room: GPU 0, 1: is lost: it does not answer",
+        "no healthy GPU has room: each of GPUs 0, 1 is lost: it does not answer",
     )
     node.sample()
     for gpu in (ONE, TWO):
@@ -333,7 +333,7 @@ def test_a_drained_gpu_gets_no_new_leases_and_those_there_run_on() -> None:
     waits = node.ask()
     assert node.why_waits(waits) == (
         "gpu_unhealthy",
-        "no healthy GPU has room: GPU 0, 1: is drained by root: new fan",
+        "no healthy GPU has room: each of GPUs 0, 1 is drained by root: new fan",
     )
     node.drain(TWO, None)
     assert [grant.gpu for grant in node.lease(waits).grants] == [TWO.id]

@@ -18,6 +18,7 @@ from gpushared.domain.leases.instructions import (
     StopContainer,
 )
 from gpushared.domain.leases.node_machine import handle, restore
+from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step
 from gpushared.domain.model.errors import (
     LimitReached,
@@ -690,6 +691,21 @@ def test_the_queue_has_bounds() -> None:
                 node.send(m.RequestSubmitted(HALF, Caller(2000, 0, "u")))
     with pytest.raises(LimitReached, match="1000 requests wait already"):
         node.send(m.RequestSubmitted(HALF, Caller(9999, 0, "u")))
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        (Rules(max_queued_per_user=1), "1 of your requests waits already"),
+        (Rules(max_queued=1), "1 request waits already"),
+    ],
+)
+def test_a_bound_of_one_is_told_in_the_singular(rules: Rules, sentence: str) -> None:
+    node = Node(Request(1, 1000, None, 1000))
+    node.state = replace(node.state, rules=rules)
+    node.send(m.RequestSubmitted(HALF, ALICE))
+    with pytest.raises(LimitReached, match=sentence):
+        node.send(m.RequestSubmitted(HALF, ALICE))
 
 
 def test_a_lease_that_never_was_is_not_found() -> None:

@@ -224,6 +224,9 @@ def test_a_winner_starts_within_notice_and_grace_and_its_victim_is_back_when_it_
     assert starts(node.state, node.now)[winner.id].at == NOW + NOTICE + GRACE
     text = node.told(victim)
     assert text == f"gives way to {winner.id} of bob, because its project is guaranteed the room"
+    assert (
+        why_it_waits(node).text == f"{victim.id} gives way to it, because its project is guaranteed the room"
+    )
     node.now += NOTICE
     node.send(m.Tick())
     node.send(m.ContainerSeen(ContainerId(f"box-{victim.id}"), Condition.EXITED, exit_code=143))

@@ -188,7 +188,7 @@ def test_less_may_be_promised_although_even_that_cannot_be_kept() -> None:
     node.set(guaranteed=2000)
     node.send(m.GpusSurveyed(GPUS[:1]))
     node.set(guaranteed=1500)
-    with pytest.raises(StateConflict, match=r"1\.6 GPUs, but there are 1 GPU"):
+    with pytest.raises(StateConflict, match=r"1\.6 GPUs, but there is 1 GPU"):
         node.set(guaranteed=1600)
 
 

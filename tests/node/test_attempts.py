@@ -565,7 +565,7 @@ def test_a_job_at_the_limit_of_its_users_containers_may_be_tried_again(
     ending = node.until(other.key, AttemptState.ENDED).ending
     assert ending is not None
     assert (ending.kind, ending.passing) == (EndKind.FAILED, True)
-    assert ending.reason.startswith("you have the 1 containers that a user may have here")
+    assert ending.reason.startswith("you have the one container that a user may have here")
 
 
 KEEPING = ContainerRetention(seconds=100.0, most=2)

@@ -182,7 +182,7 @@ def test_everybody_is_judged_and_bounded_where_the_site_says_so(strict: DaemonPr
     memory = strict.check("inspect", "-f", "{{.HostConfig.Memory}}", made.stdout.strip())
     assert memory.strip() == str(64 << 20)
     second = strict.docker("create", *options, uid=ALICE)
-    assert "you have the 1 containers that a user may have here" in second.stderr
+    assert "you have the one container that a user may have here" in second.stderr
     strict.check("rm", made.stdout.strip(), uid=ALICE)
     again = strict.docker("create", *options, uid=ALICE)
     assert again.returncode == 0, again.stderr

@@ -83,7 +83,9 @@ def waiting(
     if start is None and (starts is not None or _is_head(decision)):
         text += _why_unknown(decision, state)
     expected = starts.get(decision.lease) if starts is not None else None
-    if start is not None and expected is not None and expected.preemption_clause:
+    # Once the leases give way, the sentence itself says which and why.
+    is_told = decision.reason is Reason.PREEMPTING
+    if start is not None and expected is not None and expected.preemption_clause and not is_told:
         text += f"; {expected.preemption_clause}"
     begin_at = state.begins_at(request)
     return Waiting(
@@ -184,7 +186,7 @@ def _trouble(text: str, labels: list[str]) -> str:
     """Put the GPUs' labels before a trouble, unless the trouble is a whole sentence of its own."""
     if text[:1].isupper():
         return text
-    return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"GPU {', '.join(labels)}: {text}"
+    return f"GPU {labels[0]} {text}" if len(labels) == 1 else f"each of GPUs {', '.join(labels)} {text}"
 
 
 def _needs(request: Request, capacity: FreeCapacity) -> str:

@@ -124,6 +124,8 @@ def _check_bounds(new: Lease, draft: Draft) -> None:
     waiting = [lease for lease in draft.leases.values() if isinstance(lease.state, Queued) and lease != new]
     own = sum(lease.owner_uid == new.owner_uid for lease in waiting)
     if len(waiting) >= draft.rules.max_queued:
-        raise LimitReached(f"{len(waiting)} requests wait already", hint="try again later")
+        verb = "request waits" if len(waiting) == 1 else "requests wait"
+        raise LimitReached(f"{len(waiting)} {verb} already", hint="try again later")
     if own >= draft.rules.max_queued_per_user:
-        raise LimitReached(f"{own} of your requests wait already", hint="`gpushare queue` lists them")
+        verb = "waits" if own == 1 else "wait"
+        raise LimitReached(f"{own} of your requests {verb} already", hint="`gpushare queue` lists them")

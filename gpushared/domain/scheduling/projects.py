@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from gpushared.domain.model.errors import PermissionRefused, RequestError
+from gpushared.domain.model.gpu import WHOLE_PERMILLE
 from gpushared.domain.model.request import LeaseClass
 from gpushared.domain.model.units import shown
 
@@ -257,13 +258,17 @@ def _promised_too_much(policy: Policy, capacity: Mapping[str, int]) -> Iterable[
                 promised[pool] = promised.get(pool, 0) + quota.guaranteed + quota.fixed
     for model, amount in promised.items():
         if amount > capacity.get(model, 0):
-            available = gpus(capacity.get(model, 0))
-            yield f"the projects are guaranteed {gpus(amount)} of model {model}, but there are {available}"
+            available = _there_are(capacity.get(model, 0))
+            yield f"the projects are guaranteed {gpus(amount)} of model {model}, but {available}"
     if total > sum(capacity.values()):
-        available = gpus(sum(capacity.values()))
-        yield f"the projects are guaranteed {gpus(total)}, but there are {available}"
+        available = _there_are(sum(capacity.values()))
+        yield f"the projects are guaranteed {gpus(total)}, but {available}"
+
+
+def _there_are(permille: int) -> str:
+    return f"there {'is' if permille == WHOLE_PERMILLE else 'are'} {gpus(permille)}"
 
 
 def gpus(permille: int) -> str:
     """Write ``1 GPU``, ``2.5 GPUs``."""
-    return f"{permille / 1000:g} GPU" + ("" if permille == 1000 else "s")  # noqa: PLR2004 - one GPU
+    return f"{permille / WHOLE_PERMILLE:g} GPU" + ("" if permille == WHOLE_PERMILLE else "s")

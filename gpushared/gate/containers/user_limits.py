@@ -139,8 +139,9 @@ class CreatesUnderWay:
             return
         own = await own_containers(self._engine, caller)
         if limit and len(own) + more > limit:
+            have = "one container" if limit == 1 else f"{limit} containers"
             raise LimitReached(
-                f"you have the {limit} containers that a user may have here, stopped ones too",
+                f"you have the {have} that a user may have here, stopped ones too",
                 hint="docker container prune removes those that are stopped",
             )
         if (
