@@ -11,6 +11,7 @@ from gpushared.domain.leases.events import Condition
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.instructions import (
     DropEdits,
+    FreezeAgain,
     MakeEdits,
     NotifyContainer,
     ResumeContainer,
@@ -21,6 +22,7 @@ from gpushared.domain.leases.instructions import (
 from gpushared.domain.leases.node_machine import handle, restore
 from gpushared.domain.leases.node_rules import Rules
 from gpushared.domain.leases.node_state import NodeState, Step
+from gpushared.domain.leases.parked import THAWED
 from gpushared.domain.leases.prospects import when_others_need_it
 from gpushared.domain.leases.requeue import PreemptionStep as Rung
 from gpushared.domain.leases.requeue import step_of
@@ -135,7 +137,11 @@ class Node:
 def restarted(node: Node) -> Step:
     """The daemon starts again, and has surveyed the engine."""
     there = tuple(
-        m.ContainerSeen(lease.container, Condition.RUNNING, lease.device_name)
+        m.ContainerSeen(
+            lease.container,
+            Condition.PAUSED if isinstance(lease.state, Suspended) else Condition.RUNNING,
+            lease.device_name,
+        )
         for lease in node.state.leases.values()
         if lease.container is not None
     )
@@ -438,6 +444,29 @@ def test_nobody_else_gets_the_memory_of_a_lease_that_is_being_paused() -> None:
     assert node.is_in(other) == "queued"
     node.send(m.ContainerSuspended(lease.id))
     assert node.is_in(other) == "queued"
+
+
+def test_a_suspended_container_that_somebody_thawed_is_frozen_again(able: Node) -> None:
+    """Its GPUs may be somebody else's; surveys see it run until it is frozen, and tell it once."""
+    lease = able.run()
+    suspend(able, lease)
+    box = ContainerId(f"box-{lease.id}")
+    for _ in range(2):
+        able.see(lease, Condition.RUNNING)
+        assert able.step.instructions == (FreezeAgain(lease.id, box),)
+    able.see(lease, Condition.PAUSED)
+    assert able.step.instructions == ()
+    assert able.is_in(lease) == "suspended"
+    assert [entry.text for entry in able.of(lease).story].count(THAWED) == 1
+
+
+def test_a_thawed_container_that_cannot_be_frozen_again_is_stopped(able: Node) -> None:
+    lease = able.run()
+    suspend(able, lease)
+    able.see(lease, Condition.RUNNING)
+    able.send(m.SuspendFailed(lease.id, "no memory"))
+    assert able.is_in(lease) == "draining"
+    assert StopContainer(lease.id, ContainerId(f"box-{lease.id}"), 0) in able.step.instructions
 
 
 def test_its_grants_count_until_its_memory_is_really_on_the_host(able: Node) -> None:

@@ -108,6 +108,9 @@ class FakeLeaseService:
     async def after_restart(self, container: ContainerId) -> None:
         self._record("after_restart")
 
+    def before_unpause(self, container: ContainerId) -> None:
+        self._record("before_unpause")
+
     @asynccontextmanager
     async def ending(self, container: ContainerId, asked: AskedEnd) -> AsyncGenerator[None, None]:
         self._record("ending", asked)

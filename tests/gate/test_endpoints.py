@@ -40,6 +40,7 @@ SCOPES: Mapping[RouteAction, str] = {
     RouteAction.CREATE: "everybody, by policy",
     RouteAction.START: "own containers; their mounts, networks and volumes are judged again",
     RouteAction.RESTART: "own containers; their mounts, networks and volumes are judged again",
+    RouteAction.UNPAUSE: "own containers, but no suspended ones",
     RouteAction.END: "own containers",
     RouteAction.UPDATE: "own containers, by policy",
     RouteAction.RENAME: "own containers",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpushared.domain.leases.parked import THAWED
+from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import GPUSHARE, DaemonProcess, wait_until
@@ -163,6 +165,30 @@ def test_a_command_whose_lease_ended_meanwhile_fails_and_says_so(node: DaemonPro
     assert pausing.returncode != 0
     assert "not suspended: " in complaint
     assert f"gpushare why {lease['id']}" in complaint
+
+
+def test_docker_does_not_unpause_what_is_off_its_gpus(node: DaemonProcess) -> None:
+    """The GPUs may be somebody else's. What the engine itself thaws is frozen again."""
+    lease = node.hold("0.5", uid=ALICE)
+    node.gpushare_says("pause", lease["id"])
+    refused = node.docker("unpause", lease["container_id"], uid=ALICE)
+    assert refused.returncode != 0
+    assert f"lease {lease['id']} is suspended" in refused.stderr
+    assert f"gpushare resume {lease['id']}" in refused.stderr
+    assert node.container(lease["container_id"])["State"]["Paused"]
+    assert parts.docker(node.engine, "unpause", lease["container_id"]).returncode == 0
+    wait_until(lambda: THAWED in node.story(lease["id"]), "the daemon has seen it run")
+    wait_until(lambda: node.container(lease["container_id"])["State"]["Paused"], "it is frozen again")
+    assert node.lease(lease["id"])["state"] == "suspended"
+    node.gpushare_says("resume", lease["id"])
+    node.wait_lease(lease["id"], "active")
+
+
+def test_docker_unpauses_what_it_paused(node: DaemonProcess) -> None:
+    lease = node.hold("0.5", uid=ALICE)
+    for word, state in (("pause", "paused"), ("unpause", "active")):
+        node.check(word, lease["container_id"], uid=ALICE)
+        node.wait_lease(lease["id"], state)
 
 
 def test_what_docker_paused_is_not_for_resume(node: DaemonProcess) -> None:

@@ -57,6 +57,14 @@ class SuspendContainer:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeAgain:
+    """Freeze the container of a suspended lease, which somebody thawed, and save what is on the GPUs."""
+
+    lease: LeaseId
+    container: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeContainer:
     """Thaw the container, and move its GPU memory back, once its settings are in place."""
 
@@ -90,6 +98,7 @@ Instruction = (
     | StartContainer
     | HoldContainer
     | SuspendContainer
+    | FreezeAgain
     | ResumeContainer
     | NotifyContainer
     | InspectContainer

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from gpushared.domain.leases.events import Condition, ContainerSeen
-from gpushared.domain.leases.instructions import DropEdits, StopContainer
+from gpushared.domain.leases.instructions import DropEdits, FreezeAgain, StopContainer
 from gpushared.domain.leases.node_state import Draft
 from gpushared.domain.model.lease import (
+    ContainerId,
     Draining,
     Ended,
     Failed,
@@ -23,6 +24,7 @@ from gpushared.domain.model.lease import (
 )
 
 REMOVED = Stopped("removal of the container")
+THAWED = "it was thawed without its GPUs; it is frozen again"
 
 
 def over(lease: Lease, state: Draining, draft: Draft) -> None:
@@ -47,10 +49,12 @@ def seen_parked(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
             ended = REMOVED if event.exit_code is None else Finished(event.exit_code)
             _end(lease, ended, "the container ended while it was suspended", draft)
         case Condition.RESTARTING:
-            _stop(lease, state, "it was restarted without a lease", draft)
+            stop_parked(lease, state, "it was restarted without a lease", draft)
         case Condition.RUNNING if isinstance(state, Requeued):
-            _stop(lease, state, "it was started without a lease", draft)
-        case Condition.RUNNING | Condition.PAUSED | Condition.CREATED | Condition.EXITED:
+            stop_parked(lease, state, "it was started without a lease", draft)
+        case Condition.RUNNING:
+            _freeze_again(lease, event.container, draft)
+        case Condition.PAUSED | Condition.CREATED | Condition.EXITED:
             pass
         case unreachable:
             assert_never(unreachable)
@@ -62,7 +66,16 @@ def _end(lease: Lease, outcome: Outcome, why: str, draft: Draft) -> None:
     draft.do(DropEdits(lease.id, lease.device_name))
 
 
-def _stop(lease: Lease, state: Suspended | Requeued, why: str, draft: Draft) -> None:
+def _freeze_again(lease: Lease, container: ContainerId, draft: Draft) -> None:
+    """Freeze a container that runs while its lease has no GPUs, which may be somebody else's by now."""
+    # A survey may see it again before it is frozen.
+    if not lease.story or lease.story[-1].text != THAWED:
+        draft.put(lease.note(draft.now, THAWED))
+    draft.do(FreezeAgain(lease.id, container))
+
+
+def stop_parked(lease: Lease, state: Suspended | Requeued, why: str, draft: Draft) -> None:
+    """Stop a container that runs without its GPUs, and end its lease."""
     failed = Failed(why, "start it again when it has ended, through gpushared's socket")
     retry_at = draft.now + draft.rules.stop_retry_seconds
     to = Draining((), state.container, draft.now, failed, exited=False, retry_at=retry_at)

@@ -24,6 +24,7 @@ from gpushared.domain.leases.instructions import (
 )
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.notice import awake, withdraw
+from gpushared.domain.leases.parked import stop_parked
 from gpushared.domain.leases.surroundings import lack_of_memory
 from gpushared.domain.model.errors import StateConflict
 from gpushared.domain.model.lease import (
@@ -130,7 +131,10 @@ def _off_gpus(lease: Lease, state: Suspending | Resuming, draft: Draft, *, wante
 
 
 def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
-    """Let the lease run on, and do not try again if that would fail too."""
+    """Let the lease run on, and do not try again if that would fail too.
+
+    A container that was thawed without its GPUs, and cannot be frozen again, is stopped.
+    """
     lease = draft.find(event.lease)
     state = lease.state
     if isinstance(state, Suspending):
@@ -139,6 +143,10 @@ def suspend_failed(event: SuspendFailed, draft: Draft) -> None:
         to = Active(state.grants, state.container, draft.now)
         draft.move(lease, to, f"could not be taken off its GPUs: {event.reason}")
         draft.do(InspectContainer(state.container))
+    elif isinstance(state, Suspended):
+        stop_parked(
+            lease, state, f"it was thawed without its GPUs, and not frozen again: {event.reason}", draft
+        )
 
 
 # --- back on the GPUs ----------------------------------------------------------------------------------

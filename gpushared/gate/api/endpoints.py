@@ -140,7 +140,7 @@ ROUTES: tuple[Route, ...] = (
     _route("POST", "/containers/{name}/update", _A.UPDATE, payload=_IN),
     _route("POST", "/containers/{name}/rename", _A.RENAME, "name"),
     _route("POST", "/containers/{name}/pause", _A.CONTAINER),
-    _route("POST", "/containers/{name}/unpause", _A.CONTAINER),
+    _route("POST", "/containers/{name}/unpause", _A.UNPAUSE),
     _route("POST", "/containers/{name}/attach", _A.ATTACH, _ATTACH, hijack=True),
     _route("GET", "/containers/{name}/attach/ws", _A.CONTAINER, _ATTACH, hijack=True),
     _route("POST", "/containers/{name}/wait", _A.CONTAINER, "condition"),

@@ -67,6 +67,7 @@ class RouteAction(StrEnum):
     CREATE = "create"
     START = "start"
     RESTART = "restart"
+    UNPAUSE = "unpause"
     END = "end"
     UPDATE = "update"
     RENAME = "rename"

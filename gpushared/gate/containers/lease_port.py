@@ -110,6 +110,10 @@ class LeasePort(Protocol):
         """Record that the restart is over, with or without success; the next inspect decides on the lease."""
         ...
 
+    def before_unpause(self, container: ContainerId) -> None:
+        """Raise StateConflict if the container is frozen because its lease is off its GPUs."""
+        ...
+
     def ending(self, container: ContainerId, requested_end: AskedEnd) -> AbstractAsyncContextManager[None]:
         """Leave the container's shared parts in order while the block may end the container.
 

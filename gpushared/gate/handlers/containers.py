@@ -57,6 +57,7 @@ class ContainerHandlers:
         return {
             RouteAction.START: self._start,
             RouteAction.RESTART: self._restart,
+            RouteAction.UNPAUSE: self._unpause,
             RouteAction.END: self._end,
             RouteAction.ATTACH: self._attach,
             RouteAction.UPDATE: self._update,
@@ -165,6 +166,12 @@ class ContainerHandlers:
                 await self._send_start(call, container)
         finally:
             await asyncio.shield(self._lease_service.after_restart(container.id))
+
+    async def _unpause(self, call: Call) -> None:
+        container = await find_container(self._engine, call.match.name, call.caller)
+        if container.device_name:
+            self._lease_service.before_unpause(container.id)
+        await self._handler_context.send(call, call.renamed(container.id))
 
     async def _end(self, call: Call) -> None:
         container = await find_container(self._engine, call.match.name, call.caller)

@@ -25,6 +25,7 @@ from gpushared.domain.jobs.node_messages import (
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.instructions import (
     DropEdits,
+    FreezeAgain,
     HoldContainer,
     InspectContainer,
     Instruction,
@@ -45,6 +46,7 @@ from gpushared.domain.model.lease import (
     LeaseState,
     Resuming,
     Starting,
+    Suspended,
     Suspending,
 )
 from gpushared.engine.processes import began_with, place_of
@@ -62,10 +64,16 @@ RESUME_EDITS_SECONDS = 30.0
 """A container that must be resumed waits this long for its settings; then the core has to ask again."""
 
 OnContainer = (
-    StopContainer | StartContainer | SuspendContainer | ResumeContainer | HoldContainer | InspectContainer
+    StopContainer
+    | StartContainer
+    | SuspendContainer
+    | FreezeAgain
+    | ResumeContainer
+    | HoldContainer
+    | InspectContainer
 )
 
-InTurn = SuspendContainer | ResumeContainer | StartContainer
+InTurn = SuspendContainer | FreezeAgain | ResumeContainer | StartContainer
 """A container performs these instructions one at a time."""
 
 
@@ -118,7 +126,7 @@ class Executor:
         match instruction:
             case StopContainer():
                 self._begin(self._stop(instruction))
-            case StartContainer() | SuspendContainer() | ResumeContainer():
+            case StartContainer() | SuspendContainer() | FreezeAgain() | ResumeContainer():
                 self._queues.put(instruction)
             case HoldContainer(lease, container):
                 self._look_after_start(lease, container)
@@ -131,6 +139,8 @@ class Executor:
                 await self._guarded(self._start(instruction))
             case SuspendContainer(lease, container):
                 await self._guarded(self._suspender.suspend(lease, container))
+            case FreezeAgain(lease, container):
+                await self._guarded(self._suspender.freeze_again(lease, container))
             case ResumeContainer(lease, container):
                 await self._guarded(self._resume(lease, container))
             case _:
@@ -405,6 +415,8 @@ def _asks_for(state: LeaseState, instruction: InTurn) -> bool:
     match instruction:
         case SuspendContainer():
             return isinstance(state, Suspending)
+        case FreezeAgain():
+            return isinstance(state, Suspended)
         case ResumeContainer():
             return isinstance(state, Resuming)
         case StartContainer():

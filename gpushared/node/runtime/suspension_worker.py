@@ -18,7 +18,7 @@ from gpushared.domain.model.units import format_memory
 from gpushared.engine.processes import members
 from gpushared.node.runtime.container_reconciler import event_of
 from gpushared.node.runtime.loop import Loop
-from gpushared.ports import Checkpoints, Engine
+from gpushared.ports import Checkpoints, ContainerStatus, Engine
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,23 @@ class Suspender:
             await self._loop.send(m.SuspendFailed(lease, error.message, lasting=lasting))
             return
         await self._loop.send(m.ContainerSuspended(lease))
+
+    async def freeze_again(self, lease: LeaseId, container: ContainerId) -> None:
+        """Save what a thawed container's new processes put on GPUs, then freeze the container.
+
+        Processes that are saved already cannot use a GPU. Raises the errors of an engine that is away; the
+        core asks again at the next sight of the container.
+        """
+        facts = await self._engine.inspect(container)
+        if facts is None or facts.status is not ContainerStatus.RUNNING:
+            return
+        try:
+            await self._save(container)
+            await self._engine.freeze(container)
+        except GpushareError as error:
+            if not await self._answers(container):
+                raise
+            await self._loop.send(m.SuspendFailed(lease, error.message))
 
     async def _lack_of_memory(self, lease_id: LeaseId, container: ContainerId) -> str:
         """Return why the container's own limit leaves no room for its GPU memory, else an empty text.

@@ -278,6 +278,11 @@ class LeaseService:
         if lease is not None:
             await self._loop.send(m.RestartDone(lease.id))
 
+    def before_unpause(self, container: ContainerId) -> None:
+        lease = self._loop.state.of_container(container)
+        if lease is not None:
+            _check_not_suspended(lease)
+
     def ending(self, container: ContainerId, end: AskedEnd) -> AbstractAsyncContextManager[None]:
         return self._executor.mps_detach.around(container, end)
 
@@ -321,11 +326,7 @@ class LeaseService:
         lease = await self._after_draining(container)
         if lease is None:
             return None
-        if isinstance(lease.state, Suspending | Suspended | Resuming):
-            raise StateConflict(
-                f"lease {lease.id} is {state_name(lease.state)}: its processes are frozen, and go on later",
-                hint=f"`gpushare resume {lease.id}` brings it back",
-            )
+        _check_not_suspended(lease)
         if isinstance(lease.state, Requeued):
             facts = await self._engine.inspect(container)
             label = facts.labels.get(LABEL_MAX_WAIT, "") if facts else ""
@@ -402,6 +403,14 @@ async def _ignoring_errors(work: Coroutine[Any, Any, None]) -> None:
 def _present(lease: Lease | None) -> Lease:
     assert lease is not None, "events about one lease answer with it"
     return lease
+
+
+def _check_not_suspended(lease: Lease) -> None:
+    if isinstance(lease.state, Suspending | Suspended | Resuming):
+        raise StateConflict(
+            f"lease {lease.id} is {state_name(lease.state)}: its processes are frozen, and go on later",
+            hint=f"`gpushare resume {lease.id}` brings it back",
+        )
 
 
 def _check_not_given_up(facts: ContainerFacts) -> None:
