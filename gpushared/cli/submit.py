@@ -40,7 +40,7 @@ submit = DockerCommand(
             complete.job_list,
         ),
         option("retries", "N", "Run it again, up to N times, when it ends with another code than 0."),
-        option("requeue", None, "Run it again after its node was lost or it had to give way.  [default]"),
+        option("requeue", None, "Run it again after its node or GPU was lost or it gave way.  [default]"),
         option("no-requeue", None, "Let it fail in these cases."),
         option(
             "stop-after",

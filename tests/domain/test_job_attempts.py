@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -343,6 +343,46 @@ def test_what_fails_while_the_machine_is_shut_down_is_lost_and_not_failed(code: 
     node.seen(Condition.EXITED, code)
     node.freed()
     assert (node.ending.kind, node.ending.exit_code) == (kind, code)
+
+
+@dataclass(frozen=True)
+class Sick:
+    """What happens to a running attempt, in this order, with the driver's errors of its GPU."""
+
+    exit_before: int | None
+    xid: int
+    exit_after: int | None
+    ending: Ending
+
+
+OFF_THE_BUS = Ending(
+    EndKind.LOST,
+    "GPU 0 fell off the bus (XID 79)",
+    hint="reset it (`nvidia-smi -r -i 0`) or reboot, then `gpushare undrain 0`",
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    {
+        "it ran until it was ended for that": Sick(None, 79, 143, OFF_THE_BUS),
+        "its program met the error first": Sick(1, 79, None, replace(OFF_THE_BUS, exit_code=1)),
+        "it was done before": Sick(0, 79, None, Ending(EndKind.EXITED, exit_code=0)),
+        "the error is of a program": Sick(None, 31, 1, Ending(EndKind.EXITED, exit_code=1)),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_an_attempt_is_lost_with_its_gpu_and_not_by_its_own_error(case: tuple[str, Sick]) -> None:
+    sick = case[1]
+    node = Node()
+    node.running()
+    if sick.exit_before is not None:
+        node.seen(Condition.EXITED, sick.exit_before)
+    node.send(m.GpusSampled(node.now, frozenset(), {}, frozenset({GPU.id}), xids={GPU.id: (sick.xid,)}))
+    if sick.exit_after is not None:
+        node.seen(Condition.EXITED, sick.exit_after)
+    node.freed()
+    assert node.ending == sick.ending
 
 
 def test_what_was_cancelled_before_the_machine_went_down_is_cancelled() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
 from tests.node.grpc_client import ask
+from tests.node.test_jobs import job, submit, wait_job
 
 ALICE = 1001
 MIB = 1024**2
@@ -28,6 +29,11 @@ def err(daemon: DaemonProcess, index: int, *xids: int) -> None:
 
 def lose(daemon: DaemonProcess, index: int, trouble: str = "it does not answer") -> None:
     daemon.call("Simulation/Change", {"gpu_index": index, "trouble": trouble})
+
+
+def gpu_of(daemon: DaemonProcess, running: Json) -> int:
+    """The index of the GPU that a running job has."""
+    return int(daemon.lease(running["parts"][0]["lease_id"])["grants"][0]["gpu_index"])
 
 
 def wait_mode(daemon: DaemonProcess, index: int, mode: str) -> Json:
@@ -64,6 +70,18 @@ def test_a_gpu_that_falls_off_the_bus_ends_what_is_on_it_and_the_neighbour_runs_
     undrained = daemon.gpushare("undrain", str(index))
     assert (undrained.returncode, undrained.stdout) == (0, f"GPU {index} gets leases again\n")
     assert daemon.wait_lease(waits["id"], "reserved")["grants"][0]["gpu_index"] == index
+
+
+def test_a_job_whose_gpu_falls_off_the_bus_runs_again_on_another_one(daemon: DaemonProcess) -> None:
+    (name,) = submit(daemon, "sleep", "1000")
+    (stays,) = submit(daemon, "sleep", "1000", requeue=False)
+    first = gpu_of(daemon, wait_job(daemon, name, "running"))
+    assert gpu_of(daemon, wait_job(daemon, stays, "running")) == first
+    err(daemon, first, 79)
+    failed = wait_job(daemon, stays)
+    assert (failed["state"], failed["reason"]) == ("failed", f"GPU {first} fell off the bus (XID 79)")
+    wait_until(lambda: job(daemon, name)["tries"] != [], "its first attempt is over")
+    assert gpu_of(daemon, wait_job(daemon, name, "running")) == 1 - first
 
 
 def test_a_lost_gpu_gives_back_what_its_leases_held_elsewhere_and_stays_drained_over_a_restart(

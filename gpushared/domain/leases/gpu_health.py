@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from gpushared.domain.leases.events import GpuDrainAsked, GpusSampled, GpusSurveyed
+from gpushared.domain.leases.job_attempts import lose
 from gpushared.domain.leases.lifecycle import drain, end_early
 from gpushared.domain.leases.mps_containment import hit_by_another
 from gpushared.domain.leases.node_state import Draft
@@ -29,6 +30,7 @@ from gpushared.domain.model.lease import (
     Draining,
     Ended,
     Failed,
+    Finished,
     Lease,
     Paused,
     Queued,
@@ -62,7 +64,10 @@ def sampled(event: GpusSampled, draft: Draft) -> None:
 
 
 def end_on_sick_gpus(draft: Draft) -> None:
-    """End every lease on a sick GPU, whatever the lease's state; its parts of other GPUs come free."""
+    """End every lease on a sick GPU, whatever the lease's state; its parts of other GPUs come free.
+
+    The attempts of jobs are lost there, also one whose program met the GPU's error before a sample did.
+    """
     for lease in list(draft.leases.values()):
         sick_gpu = _sick_gpu(lease, draft)
         if sick_gpu is None:
@@ -70,10 +75,14 @@ def end_on_sick_gpus(draft: Draft) -> None:
         failed = _failed(*sick_gpu, draft)
         match lease.state:
             case Reserved() if draft.engine_surveyed:
+                lose(lease, failed, draft)
                 end_early(lease, failed, failed.reason, draft)
+            case Draining(outcome=Finished(exit_code=code, start_error="")) if code != 0:
+                lose(lease, failed, draft)
             case Reserved() | Draining():
                 pass
             case _:
+                lose(lease, failed, draft)
                 drain(lease, failed, failed.reason, draft, grace_seconds=GRACE_SECONDS)
 
 

@@ -246,6 +246,13 @@ def _end_as(attempt: Attempt, ending: Ending, draft: Draft, grace_seconds: int) 
     _end(attempt, Failed(ending.reason, ending.hint), ending.reason, draft, grace_seconds)
 
 
+def lose(lease: Lease, failed: Failed, draft: Draft) -> None:
+    """Record that the attempt of a lease, if it has one, ends because its GPU broke: its job may run again."""
+    attempt = None if lease.attempt is None else _live(lease.coordinator, lease.attempt, draft)
+    if attempt is not None and attempt.ending is None:
+        _note(attempt, attempt.state, draft, ending=Ending(EndKind.LOST, failed.reason, hint=failed.hint))
+
+
 # --- contact with the coordinator ----------------------------------------------------------------------
 
 
