@@ -242,8 +242,8 @@ def _why_over(state: Ended) -> Why | None:
             return None
         case JobFailed(reason=reason, hint=hint):
             return Why(JobReason.FAILED, reason, hint)
-        case Cancelled(by=by):
-            return Why(JobReason.CANCELLED, f"cancelled by {by}")
+        case Cancelled(by=by, reason=reason):
+            return Why(JobReason.CANCELLED, f"ended: {reason}" if reason else f"cancelled by {by}")
 
 
 def _clock(at: float, *, exactly: bool = False) -> str:

@@ -296,7 +296,7 @@ def _outcome_text(state: Ended) -> str:
     match state.outcome:
         case JobFailed(reason=reason):
             return reason
-        case Cancelled(by=by):
-            return f"by {by}"
+        case Cancelled(by=by, reason=reason):
+            return reason or f"by {by}"
         case _:
             return ""

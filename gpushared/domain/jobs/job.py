@@ -168,7 +168,10 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    by: str
+    """The job was cancelled ``by`` somebody, or ended on its node for ``reason`` and is not run again."""
+
+    by: str = ""
+    reason: str = ""
 
 
 JobOutcome = Succeeded | JobFailed | Cancelled

@@ -233,6 +233,9 @@ def cancel(
 def _taken_down(job: Job, state: Cancelling, draft: PoolDraft) -> None:
     if state.parts and all(map(_went_well, state.parts)):
         end(job, Succeeded(), "it ended with exit code 0 before it could be stopped", draft)
+    elif state.then is Then.CANCEL and state.ending is not None:
+        reason = _reason_of(state.ending)
+        end(job, Cancelled(reason=reason), f"ended: {reason}", draft)
     elif state.then is Then.CANCEL:
         end(job, Cancelled(state.by), f"cancelled by {state.by}", draft)
     elif (
@@ -266,7 +269,7 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
         return
     match _fate(part):
         case Fate.CANCELLED:
-            end(job, Cancelled(_reason_of(ending)), f"ended: {_reason_of(ending)}", draft)
+            end(job, Cancelled(reason=_reason_of(ending)), f"ended: {_reason_of(ending)}", draft)
         case Fate.AGAIN if _comes_back(job, part):
             how = f"{_ended_how(part)} on {name_of(part.node)}"
             requeue(job, f"{how if job.presumed is None else 'it counts as ended'}; it waits again", draft)

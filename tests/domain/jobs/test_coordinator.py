@@ -80,7 +80,7 @@ ENDS: dict[str, tuple[dict[str, Any], Ending, object]] = {
     "somebody stopped it on its node: it was cancelled": (
         {"retries": 5},
         Ending(EndKind.STOPPED, "root stopped it"),
-        Cancelled("root stopped it"),
+        Cancelled(reason="root stopped it"),
     ),
     "its node went down, and it is not to be run again: it failed": (
         {"requeue": False},
@@ -105,6 +105,15 @@ def test_an_attempt_that_ends_is_the_end_of_its_job_where(name: str) -> None:
     assert pool.ended() == outcome
     assert pool.where() == ["a"]
     assert J not in pool.state.jobs
+
+
+def test_what_its_node_ended_reads_of_the_cause_and_not_of_a_person() -> None:
+    pool = Pool("a")
+    pool.running()
+    pool.says("a", S.ENDED, ending=Ending(EndKind.STOPPED, "it did nothing on its GPUs for 25s"))
+    over = why(pool.job(), pool.state, pool.now)
+    assert over is not None
+    assert over.sentence == "ended: it did nothing on its GPUs for 25s"
 
 
 AGAIN: dict[str, tuple[dict[str, Any], Ending, int, float]] = {

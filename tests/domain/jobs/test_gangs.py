@@ -215,6 +215,14 @@ def test_a_cancelled_gang_is_over_when_all_of_its_nodes_have_said_so() -> None:
     assert pool.ended() == Cancelled("ada@lab")
 
 
+def test_a_gang_of_which_a_node_stopped_a_part_is_ended_for_that_reason() -> None:
+    pool = _running()
+    first, second = pool.where()
+    pool.says(first, S.ENDED, ending=Ending(EndKind.STOPPED, "stopped by root"))
+    pool.says(second, S.ENDED, ending=Ending(EndKind.CANCELLED))
+    assert pool.ended() == Cancelled(reason="stopped by root")
+
+
 def test_a_gang_waits_until_enough_nodes_have_room_at_once() -> None:
     """And takes nothing before."""
     pool = Pool("a", "b")
