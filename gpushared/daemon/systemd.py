@@ -15,6 +15,7 @@ from gpushared.daemon.programs import run_program
 FIRST_PASSED_FD = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 ASK_SECONDS = 2.0
+DOCKER_UNIT = "docker.service"
 JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 
 
@@ -74,11 +75,20 @@ def passed_socket() -> socket.socket | None:
 
 async def is_machine_going_down() -> bool:
     """Return True if systemd shuts the machine down, also for a reboot; False without a timely answer."""
+    return await _answer("is-system-running") == "stopping"
+
+
+async def is_docker_going_down() -> bool:
+    """Return True if systemd is ending Docker, also for a restart; False without a timely answer."""
+    return await _answer("is-active", DOCKER_UNIT) == "deactivating"
+
+
+async def _answer(*words: str) -> str:
     try:
-        result = await run_program(["systemctl", "is-system-running"], seconds=ASK_SECONDS)
+        result = await run_program(["systemctl", *words], seconds=ASK_SECONDS)
     except OSError:
-        return False
-    return result.output.strip() == "stopping"
+        return ""
+    return result.output.strip()
 
 
 async def feed_watchdog(notifier: Notifier) -> None:

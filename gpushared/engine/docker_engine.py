@@ -243,13 +243,16 @@ class DockerEngine:
         try:
             while True:
                 change = await feed.next()
-                facts = await self.inspect(change.container) or change.last_words
+                facts = await self.inspect(change.container)
                 if facts is not None:
+                    feed.check()
+                if (facts := facts or change.last_words) is not None:
                     yield facts
                 # A container may be gone before its end was reported: the reports are on their way.
                 if change.destroyed:
                     yield change.container
         except TimedOut as error:
+            feed.check()
             raise EngineUnavailable(error.message, hint=error.hint) from error
         finally:
             feed.close()
@@ -288,6 +291,7 @@ def engine_facts(version: Mapping[str, Any], info: Mapping[str, Any], *, simulat
             other_mechanism=other,
             nvidia_by_default=_nvidia_by_default(info),
             maps_users="name=userns" in (info.get("SecurityOptions") or ()),
+            live_restore=bool(info.get("LiveRestoreEnabled")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise unknown_words("describes itself", error) from error

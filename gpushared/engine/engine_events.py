@@ -20,7 +20,7 @@ from typing import Any
 
 import requests
 
-from gpushared.domain.model.errors import EngineUnavailable, GpushareError
+from gpushared.domain.model.errors import EngineGone, EngineUnavailable, GpushareError
 from gpushared.domain.model.host import ContainerMemory
 from gpushared.domain.model.lease import ContainerId
 from gpushared.engine.workers import Connector, unknown_words
@@ -30,6 +30,8 @@ DESTROY = "destroy"
 ACTIONS = ("start", "die", DESTROY, "pause", "unpause", "restart", "rename", "update")
 PENDING_LIMIT = 4096
 DIE = "die"
+BROKEN_OFF = (requests.exceptions.ChunkedEncodingError, ConnectionResetError)
+"""An engine that ends breaks its stream of events off, most often without its last chunk."""
 START_ERROR_CHARACTERS = 1000
 """Engines quote the command that they could not start, which may be as long as its writer likes."""
 
@@ -53,7 +55,7 @@ class EventFeed:
         self._news = asyncio.Event()
         self._lock = threading.Lock()
         self._pending: dict[ContainerId, ContainerChange] = {}
-        self._error: GpushareError | None = None
+        self._error: EngineUnavailable | None = None
         self._socket: socket.socket | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine-events", daemon=True)
@@ -70,6 +72,12 @@ class EventFeed:
                 self._news.clear()
             await self._news.wait()
 
+    def check(self) -> None:
+        """Raise the stream's error if it has ended: what the engine tells now may be of its next life."""
+        with self._lock:
+            if self._error:
+                raise self._error
+
     def close(self) -> None:
         """End the stream and with it the thread; may be called again."""
         with self._lock:
@@ -85,12 +93,17 @@ class EventFeed:
 
     def _run(self) -> None:
         connector = self._connector
-        error = EngineUnavailable(f"the Docker engine on {connector.address} ended its stream of events")
+        error: EngineUnavailable = EngineGone(
+            f"the Docker engine on {connector.address} ended its stream of events"
+        )
         try:
             with connector.translated("report events"):
                 self._follow()
+        except EngineGone as reason:
+            error = reason
         except GpushareError as reason:
-            error = EngineUnavailable(reason.message, hint=reason.hint)
+            kind = EngineGone if isinstance(reason.__cause__, BROKEN_OFF) else EngineUnavailable
+            error = kind(reason.message, hint=reason.hint)
         finally:  # whatever ends this thread, its reader must not wait for ever
             with self._lock:
                 self._error = error
@@ -187,6 +200,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             memory=ContainerMemory(int(answer["HostConfig"].get("Memory") or 0)),
             start_error=str(state.get("Error") or "")[:START_ERROR_CHARACTERS],
             ran_seconds=_ran_seconds(state),
+            finished_at=_moment(str(state.get("FinishedAt") or "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise unknown_words("describes a container", error) from error
@@ -230,14 +244,20 @@ def _status(state: Mapping[str, Any]) -> ContainerStatus:
 
 
 def _ran_seconds(state: Mapping[str, Any]) -> float | None:
-    """Return how long the container's last run took; the year 1 stands for a run that never began."""
+    """Return how long the container's last run took; None if it is not over, or never began."""
     if state.get("Running") or state.get("Error"):
         return None
+    began, over = (_moment(str(state.get(key) or "")) for key in ("StartedAt", "FinishedAt"))
+    return over - began if began is not None and over is not None and over >= began else None
+
+
+def _moment(text: str) -> float | None:
+    """Return a time as the engine writes it in seconds since the epoch; None for year 1, which means never."""
     try:
-        began, over = (datetime.fromisoformat(state[key]) for key in ("StartedAt", "FinishedAt"))
-        return (over - began).total_seconds() if began.year > 1 and over >= began else None
-    except (KeyError, TypeError, ValueError):
+        moment = datetime.fromisoformat(text)
+    except ValueError:
         return None
+    return moment.timestamp() if moment.year > 1 and moment.tzinfo is not None else None
 
 
 def _uid(label: str | None) -> int | None:

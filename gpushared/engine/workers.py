@@ -8,6 +8,7 @@ daemon. Threads are started when needed and end, with their client, after a whil
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ import requests
 from docker import APIClient
 from docker.errors import APIError, DockerException
 
-from gpushared.domain.model.errors import EngineUnavailable, GpushareError, TimedOut
+from gpushared.domain.model.errors import EngineGone, EngineUnavailable, GpushareError, TimedOut
 
 OLDEST_API_VERSION = "1.41"
 UNIX_SCHEME = "unix://"
@@ -30,6 +31,7 @@ HANG_HINT = "look into the engine's log, for example with `journalctl -u docker`
 T = TypeVar("T")
 Work = Callable[[APIClient], T]
 
+NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ENOENT)
 WAITING_LIMIT = 1000
 IDLE_SECONDS = 60.0
 CLOSED = "the connection to the Docker engine is closed"
@@ -103,7 +105,8 @@ class Connector:
             if isinstance(cause, OSError) and cause.errno is not None:
                 hint = ACCESS_HINT if isinstance(cause, PermissionError) else START_HINT
                 reason = cause.strerror or str(cause)
-                return EngineUnavailable(f"no Docker engine answers on {self.address}: {reason}", hint=hint)
+                kind = EngineGone if cause.errno in NOBODY_LISTENS else EngineUnavailable
+                return kind(f"no Docker engine answers on {self.address}: {reason}", hint=hint)
         *_, deepest = _causes(error)
         return EngineUnavailable(f"lost the Docker engine on {self.address}: {deepest}", hint=START_HINT)
 

@@ -183,6 +183,8 @@ class EngineFacts:
     """
     maps_users: bool = False
     """This is True if containers' users have other numbers on the machine (``userns-remap``)."""
+    live_restore: bool = False
+    """This is True if containers run on when the engine ends; else it ends them."""
 
 
 class ContainerStatus(StrEnum):
@@ -225,6 +227,8 @@ class ContainerFacts:
     """This is the engine's message on the newest failed start; empty if the container began."""
     ran_seconds: float | None = None
     """The container's last run took this long; None if it is not over, or the engine does not tell."""
+    finished_at: float | None = None
+    """This is when the newest run ended, in seconds since the epoch; None if that is not known."""
 
 
 LABEL_DEVICE = "gpushare.device"
@@ -293,7 +297,8 @@ class Engine(Protocol):
         """Yield the changes, each confirmed by an inspect.
 
         A change is the facts now, or the id of a container that is gone. The stream ends with
-        ``EngineUnavailable`` when the engine goes away; the caller surveys and listens again.
+        ``EngineUnavailable`` when the engine goes away, with ``EngineGone`` if the engine has ended; the
+        caller surveys and listens again.
         """
         ...
 

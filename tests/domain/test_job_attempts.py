@@ -20,6 +20,7 @@ from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
     Contact,
     ContactMade,
+    EngineEnded,
     FencesLooked,
     GiveUpAttempt,
     GuardEnded,
@@ -383,6 +384,18 @@ def test_an_attempt_is_lost_with_its_gpu_and_not_by_its_own_error(case: tuple[st
         node.seen(Condition.EXITED, sick.exit_after)
     node.freed()
     assert node.ending == sick.ending
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind"), [(BOX, EndKind.LOST), (ContainerId("other"), EndKind.EXITED)], ids=["it", "another"]
+)
+def test_what_ended_with_its_engine_is_lost_and_not_failed(ended: ContainerId, kind: EndKind) -> None:
+    node = Node()
+    node.running()
+    node.send(EngineEnded(frozenset({ended})))
+    node.seen(Condition.EXITED, 137)
+    node.freed()
+    assert (node.ending.kind, node.ending.exit_code) == (kind, 137)
 
 
 def test_what_was_cancelled_before_the_machine_went_down_is_cancelled() -> None:

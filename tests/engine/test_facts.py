@@ -147,6 +147,21 @@ def test_a_container_without_labels_or_policy_is_understood() -> None:
     assert (found.name, found.restart_policy, dict(found.labels)) == ("web", "no", {})
 
 
+@pytest.mark.parametrize(
+    ("written", "moment"),
+    [
+        ("2026-11-29T02:39:05.077915432Z", 1795919945.077915),
+        ("2026-11-29T03:39:05+01:00", 1795919945.0),
+        ("0001-01-01T00:00:00Z", None),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_the_end_of_a_run_is_read_as_engines_write_it(written: str, moment: float | None) -> None:
+    state = {**INSPECT["State"], "FinishedAt": written}
+    assert facts_of_inspect({**INSPECT, "State": state}).finished_at == moment
+
+
 def test_the_words_of_a_start_that_failed_are_cut_where_they_never_end() -> None:
     """An engine quotes the command, which may be as long as a user likes."""
     state = {**INSPECT["State"], "Status": "created", "Error": "no such program: " + "x" * 100_000}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpushared.domain.model.errors import EngineUnavailable, GpushareError, TimedOut
+from gpushared.domain.model.errors import EngineGone, EngineUnavailable, GpushareError, TimedOut
 from gpushared.domain.model.lease import ComputeCap, ContainerId, MemoryWall, Walls
 from gpushared.engine.docker_engine import CALLS_AT_ONCE, DockerEngine
 from gpushared.engine.engine_events import PENDING_LIMIT, ContainerChange, EventFeed
@@ -74,7 +74,7 @@ async def test_without_a_socket_the_engine_is_unavailable(
 ) -> None:
     """The message names the path, the hint says what to do."""
     engine = DockerEngine(f"unix://{tmp_path}/docker.sock")
-    with pytest.raises(EngineUnavailable, match=f"on {tmp_path}/docker.sock: No such file") as caught:
+    with pytest.raises(EngineGone, match=f"on {tmp_path}/docker.sock: No such file") as caught:
         await call(engine)
     assert "start the engine" in caught.value.hint
     await engine.close()
@@ -88,7 +88,7 @@ async def test_a_socket_that_nobody_listens_on_is_an_engine_that_is_away(
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(tmp_path / "docker.sock"))
     engine = DockerEngine(str(tmp_path / "docker.sock"))
-    with pytest.raises(EngineUnavailable, match="Connection refused"):
+    with pytest.raises(EngineGone, match="Connection refused"):
         await call(engine)
     await engine.close()
 
@@ -116,11 +116,12 @@ async def test_an_engine_that_hangs_costs_a_time_out_and_never_the_loop(
 
 
 async def test_an_engine_that_hangs_has_no_events(tmp_path: Path) -> None:
-    """To a listener, hanging and being away are the same: survey and listen again."""
+    """To a listener, hanging and being away are the same: survey and listen again. But it has not ended."""
     async with stand_in(tmp_path / "docker.sock", silence):
         engine = DockerEngine(str(tmp_path / "docker.sock"), timeout_seconds=0.3)
-        with pytest.raises(EngineUnavailable, match="did not report events"):
+        with pytest.raises(EngineUnavailable, match="did not report events") as caught:
             await anext(engine.events())
+        assert not isinstance(caught.value, EngineGone)
         await engine.close()
 
 
@@ -242,8 +243,9 @@ async def test_a_reader_that_falls_far_behind_must_survey_anew(tmp_path: Path) -
         await asyncio.to_thread(feed.join)
         told = [(await feed.next()).container for _ in range(PENDING_LIMIT + 1)]
         assert told == ids[: PENDING_LIMIT + 1]
-        with pytest.raises(EngineUnavailable, match="containers changed at once"):
+        with pytest.raises(EngineUnavailable, match="containers changed at once") as caught:
             await feed.next()
+        assert not isinstance(caught.value, EngineGone)
         feed.close()
 
 
@@ -281,9 +283,9 @@ async def test_an_engine_that_went_away_is_used_again_when_it_is_back(
     containers.start(container)
     await event(stream, is_now(container, ContainerStatus.RUNNING))
     await asyncio.to_thread(end, real)
-    with pytest.raises(EngineUnavailable, match=real.socket):
+    with pytest.raises(EngineGone, match=real.socket):
         await event(stream, lambda told: False)
-    with pytest.raises(EngineUnavailable, match=real.socket):
+    with pytest.raises(EngineGone, match=real.socket):
         await engine.containers()
     await asyncio.to_thread(real.start)
     [found] = await engine.containers()

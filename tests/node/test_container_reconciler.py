@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,14 @@ from gpushared.domain.leases.events import (
     GpusSurveyed,
 )
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.lease import AttemptKey, ContainerId, JobId
+from gpushared.domain.model.errors import EngineGone, EngineUnavailable, GpushareError
+from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.request import Caller, Request
 from gpushared.node.runtime.container_reconciler import ContainerReconciler
 from gpushared.node.runtime.loop import Loop
-from gpushared.ports import ContainerFacts, ContainerStatus, DeviceMechanism
+from gpushared.ports import ContainerStatus, DeviceMechanism
 from gpushared.testing import FAKE_FACTS, FakeCheckpoints, FakeEngine, ManualClock, MemoryJournal
 from gpushared.testing.fake_gpus import fake_gpu
-
-BOX = ContainerId("box")
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,56 @@ async def test_an_engine_that_cannot_pass_real_gpus_on_is_a_trouble(
     assert ("nvidia-container-toolkit" in troubles.of("gpu-mechanism")) is told
 
 
-@pytest.mark.parametrize(("said", "kind"), [("stopping", EndKind.LOST), ("running", EndKind.EXITED)])
-async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
-    said: str, kind: EndKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Failing:
+    """What systemd and the engine tell when a container of a job has ended with an error."""
+
+    machine: str = "running"
+    docker: str = "active"
+    lost_by: GpushareError | None = None
+    """By this the daemon learned that the engine was away; a survey then finds the end."""
+    finished_ago: float = 0.0
+    live_restore: bool = False
+
+
+GONE = EngineGone("no Docker engine answers on /run/docker.sock: Connection refused")
+HUNG = EngineUnavailable("the Docker engine did not answer within 10 s")
+FAILING = {
+    "while systemd shuts the machine down": (Failing(machine="stopping"), EndKind.LOST),
+    "while systemd ends Docker": (Failing(docker="deactivating"), EndKind.LOST),
+    "while systemd ends Docker, which leaves containers alone": (
+        Failing(docker="deactivating", live_restore=True),
+        EndKind.EXITED,
+    ),
+    "by itself": (Failing(), EndKind.EXITED),
+    "where Docker is no unit of systemd's": (Failing(docker="inactive"), EndKind.EXITED),
+    "with its engine": (Failing(lost_by=GONE), EndKind.LOST),
+    "before its engine did": (Failing(lost_by=GONE, finished_ago=3600.0), EndKind.EXITED),
+    "while its engine was gone, which leaves containers alone": (
+        Failing(lost_by=GONE, live_restore=True),
+        EndKind.EXITED,
+    ),
+    "while its engine hung": (Failing(lost_by=HUNG), EndKind.EXITED),
+    "while systemd ended Docker and kept its socket": (
+        Failing(docker="deactivating", lost_by=HUNG),
+        EndKind.LOST,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+async def test_a_job_is_lost_and_not_failed_only_where_its_machine_or_engine_ended_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As at a reboot: the engine is ended before this daemon, and ends its containers."""
+    """It failed ..."""
+    case, kind = FAILING[name]
     systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\necho {said}\n")
+    systemctl.write_text(
+        f"#!/bin/sh\ncase $1 in is-active) echo {case.docker};; *) echo {case.machine};; esac\n"
+    )
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    troubles, engine = Troubles(), FakeEngine(FAKE_FACTS)
+    troubles, engine = Troubles(), FakeEngine(replace(FAKE_FACTS, live_restore=case.live_restore))
     clock = ManualClock()
     loop = Loop(NodeState(boot_id="b1"), MemoryJournal(), clock, troubles)
     loop.perform = lambda _: None
@@ -72,12 +112,24 @@ async def test_a_job_that_fails_while_systemd_shuts_the_machine_down_is_lost(
         await loop.send(AttemptPrepared(key, "lab"))
         lease = next(iter(loop.state.leases))
         await loop.send(ClaimAsked(lease, ada))
-        await loop.send(ContainerCreated(lease, BOX, "box", "i"))
-        await loop.send(ContainerSeen(BOX, Condition.RUNNING))
+        box = engine.create(lease)
+        await loop.send(ContainerCreated(lease, box, "box", "i"))
+        await loop.send(ContainerSeen(box, Condition.RUNNING))
         reconciler = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
-        await reconciler._changed(
-            ContainerFacts(BOX, "box", "i", ContainerStatus.EXITED, 143, 0, lease, ada.uid, "")
+        await reconciler.connect()
+        clock.advance(1)
+        ended = replace(
+            engine._containers[box],
+            status=ContainerStatus.EXITED,
+            exit_code=143,
+            finished_at=time.time() - case.finished_ago,
         )
+        engine._containers[box] = ended
+        if case.lost_by is None:
+            await reconciler._changed(ended)
+        else:
+            await reconciler._failed(case.lost_by)
+            await reconciler.connect()
         await loop.send(GpusSampled(clock.now() + 1, frozenset(), {}, frozenset({gpu.id})))
         ending = loop.state.attempts["lab"].records[key].ending
     assert ending is not None

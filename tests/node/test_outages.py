@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from tests.disks import full
 from tests.gpus.fake_nvml import FakeGpu, FakeMachine, fake_nvml_library
 from tests.node.conftest import NewDaemon
 from tests.node.daemon import DaemonProcess, Json, Refused, wait_until
+from tests.node.test_jobs import job, submit, wait_job
 
 FREE = [1000, 1000]
 SOON_SECONDS = 1.0
@@ -70,6 +72,35 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nobody_a_lease(
     wait_until(lambda: not on_engine.troubles(), "all is well again")
     kept = on_engine.lease(stays["id"])
     assert (kept["state"], on_engine.pid_of(stays["container_id"])) == ("active", pid)
+
+
+def is_at_second_attempt(daemon: DaemonProcess, name: str) -> bool:
+    return bool(job(daemon, name)["tries"])
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_jobs_that_docker_s_restart_ends_run_again_and_one_that_failed_before_does_not(
+    new_daemon: NewDaemon, private_engine: Callable[..., PrivateEngine], end: str
+) -> None:
+    """Without live-restore: killed, or ended by SIGTERM with an exit code of their own."""
+    engine = private_engine()
+    daemon = new_daemon(engine=engine.socket)
+    daemon.start()
+    (failed,) = submit(daemon, "sh", "-c", "exit 3")
+    assert wait_job(daemon, failed)["reason"] == "exit code 3"
+    trap = "trap 'exit 7' TERM; while :; do sleep 0.1; done"
+    (killed,), (asked,) = submit(daemon, "sleep", "1000"), submit(daemon, "sh", "-c", trap)
+    (stays,) = submit(daemon, "sleep", "1000", requeue=False)
+    for name in (killed, asked, stays):
+        wait_job(daemon, name, "running")
+    getattr(engine, end)()
+    wait_until(says(daemon, "engine"), "the engine's end is told")
+    engine.start()
+    for name in (killed, asked):
+        wait_until(partial(is_at_second_attempt, daemon, name), "its first attempt is over")
+        wait_job(daemon, name, "running")
+    assert "Docker was stopped or restarted" in wait_job(daemon, stays)["reason"]
+    assert job(daemon, failed)["state"] == "failed"
 
 
 def test_leases_are_granted_and_kept_while_no_engine_answers(lone_daemon: DaemonProcess) -> None:

@@ -84,6 +84,13 @@ class GuardEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """Report that the Docker engine ended, and with it these containers."""
+
+    containers: frozenset[ContainerId]
+
+
+@dataclass(frozen=True, slots=True)
 class MachineGoesDown:
     """Report that the machine shuts down or reboots, so that later failures count as caused by that."""
 
@@ -96,6 +103,7 @@ AttemptEvent = (
     | FencesLooked
     | GuardLooked
     | GuardEnded
+    | EngineEnded
     | MachineGoesDown
 )
 

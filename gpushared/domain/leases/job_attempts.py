@@ -20,6 +20,7 @@ from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
     Contact,
     ContactMade,
+    EngineEnded,
     FencesLooked,
     GiveUpAttempt,
     GuardEnded,
@@ -79,6 +80,7 @@ GUARD_AFTER_SECONDS = 5
 engine."""
 PRUNE_SECONDS = 3600.0
 WENT_DOWN = Ending(EndKind.LOST, "the node went down before it began, or while it was paused")
+ENGINE_ENDED = Ending(EndKind.LOST, "Docker was stopped or restarted, which ended it")
 NOT_STARTED = Ending(EndKind.FAILED, "no container was started in time")
 MACHINE_FAULTS = re.compile(
     r"task [0-9a-f]+: already exists"
@@ -251,6 +253,15 @@ def lose(lease: Lease, failed: Failed, draft: Draft) -> None:
     attempt = None if lease.attempt is None else _live(lease.coordinator, lease.attempt, draft)
     if attempt is not None and attempt.ending is None:
         _note(attempt, attempt.state, draft, ending=Ending(EndKind.LOST, failed.reason, hint=failed.hint))
+
+
+def engine_ended(event: EngineEnded, draft: Draft) -> None:
+    """Record that the attempts in these containers are lost, whatever exit codes the containers have."""
+    for attempt_log in list(draft.attempts.values()):
+        for attempt in list(attempt_log.live.values()):
+            lease = _lease_of(attempt, draft)
+            if attempt.ending is None and lease is not None and lease.container in event.containers:
+                _note(attempt, attempt.state, draft, ending=ENGINE_ENDED)
 
 
 # --- contact with the coordinator ----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from gpushared.domain.jobs.node_messages import (
     AttemptPrepared,
     Contact,
     ContactMade,
+    EngineEnded,
     FencesLooked,
     GuardEnded,
     GuardLooked,
@@ -461,6 +462,7 @@ _apply.register(ContactMade, job_attempts.contact_made)
 _apply.register(FencesLooked, job_attempts.fences_looked)
 _apply.register(GuardLooked, job_attempts.guard_looked)
 _apply.register(GuardEnded, job_attempts.guard_ended)
+_apply.register(EngineEnded, job_attempts.engine_ended)
 
 
 @_apply.register

@@ -143,6 +143,13 @@ class EngineUnavailable(Unavailable):
     """The Docker engine does not answer."""
 
 
+class EngineGone(EngineUnavailable):
+    """The Docker engine has ended: nothing listens for it, or it closed its stream of events.
+
+    An engine that hangs is not gone.
+    """
+
+
 class HistoryUnavailable(Unavailable):
     """The history cannot be written or read; no lease depends on it."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
-from gpushared.daemon.systemd import is_machine_going_down
+from gpushared.daemon.systemd import is_docker_going_down, is_machine_going_down
 from gpushared.daemon.tasks import within
 from gpushared.daemon.troubles import Troubles
-from gpushared.domain.jobs.node_messages import MachineGoesDown
+from gpushared.domain.jobs.node_messages import EngineEnded, MachineGoesDown
 from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.leases.node_state import NodeState
-from gpushared.domain.model.errors import GpushareError, JournalUnavailable
+from gpushared.domain.model.errors import EngineGone, GpushareError, JournalUnavailable
 from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused
 from gpushared.gate.containers.inject import binds_late, is_unnamed
 from gpushared.node.runtime.loop import Loop
@@ -98,6 +99,10 @@ class ContainerReconciler:
         self._troubles = troubles
         self._simulated = simulated
         self._survey_asked = asyncio.Event()
+        self._surveyed_at: float | None = None
+        """The last survey that the engine answered began at this time (seconds since the epoch)."""
+        self._gone = False
+        """This is True from the engine's end until a new connection."""
 
     def ask_survey(self) -> None:
         """Look at all containers soon."""
@@ -112,7 +117,7 @@ class ContainerReconciler:
             try:
                 await (self.survey() if self.available.is_set() else self.connect())
             except GpushareError as error:
-                self._failed(error)
+                await self._failed(error)
             pause = SURVEY_SECONDS if self.available.is_set() else RETRY_SECONDS
             await self._pause_unless_asked(pause)
 
@@ -129,7 +134,7 @@ class ContainerReconciler:
                 async for change in self._engine.events():
                     await self._changed(change)
             except GpushareError as error:
-                self._failed(error)
+                await self._failed(error)
                 self.ask_survey()
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -144,9 +149,13 @@ class ContainerReconciler:
             log.debug("change not recorded: the journal is away; a survey follows")
         self.on_change(change)
 
-    def _failed(self, error: GpushareError) -> None:
-        if not isinstance(error, JournalUnavailable):
-            self.lost(str(error))
+    async def _failed(self, error: GpushareError) -> None:
+        if isinstance(error, JournalUnavailable):
+            return
+        # Where systemd listens for Docker, a call during its restart meets no refusal and just takes long.
+        gone = self._gone or isinstance(error, EngineGone) or await is_docker_going_down()
+        self._gone = gone
+        self.lost(str(error))
 
     def lost(self, text: str) -> None:
         """Raise the trouble that the engine does not answer; only a new connection ends that trouble."""
@@ -155,10 +164,12 @@ class ContainerReconciler:
 
     async def connect(self) -> None:
         """Probe the engine's abilities, and survey its containers."""
-        self.facts = await self._engine.probe()
+        before, self.facts = self.facts, await self._engine.probe()
         self._check_mechanism(self.facts)
         await self._loop.send(MeansKnown(await self._means(self.facts)))
-        await self.survey()
+        ends_containers = before is not None and not before.live_restore and not self.facts.live_restore
+        await self.survey(ended_since=self._surveyed_at if self._gone and ends_containers else None)
+        self._gone = False
         self._troubles.cleared("engine")
         self.available.set()
         self.on_reached()
@@ -206,13 +217,21 @@ class ContainerReconciler:
     def _unnamed(self, facts: EngineFacts) -> list[str]:
         return [gpu.label for gpu in self._loop.state.gpus.values() if is_unnamed(gpu.id, facts)]
 
-    async def survey(self) -> None:
-        """Report all containers to the core."""
-        at = self._loop.now()
+    async def survey(self, ended_since: float | None = None) -> None:
+        """Report all containers to the core.
+
+        ``ended_since``: the engine has ended since then, and ended the containers that it had; earlier ends
+        were reported while it ran.
+        """
+        at, began_at = self._loop.now(), time.time()
         containers = await self._engine.containers()
         events = tuple(event_of(facts) for facts in containers)
+        if ended_since is not None:
+            late = {each.id for each in containers if (each.finished_at or 0.0) >= ended_since}
+            await self._report_engine_end([event for event in events if event.container in late])
         await self._report_before_ends(*events)
         await self._loop.send(EngineSurveyed(events, at))
+        self._surveyed_at = began_at
         for facts in containers:
             self.on_change(facts)
         await self._check_instances()
@@ -248,8 +267,18 @@ class ContainerReconciler:
             await self.before_job_ends()
         state = self._loop.state
         failed = not state.goes_down and any(_is_failed_job(event, state) for event in events)
-        if failed and await is_machine_going_down():
+        if not failed:
+            return
+        if await is_machine_going_down():
             await self._loop.send(MachineGoesDown())
+        elif self.facts is not None and not self.facts.live_restore and await is_docker_going_down():
+            await self._report_engine_end(events)
+
+    async def _report_engine_end(self, events: Iterable[ContainerSeen]) -> None:
+        """Report that the engine, and not their programs, ended the containers of jobs that failed."""
+        ended = frozenset(event.container for event in events if _is_failed_job(event, self._loop.state))
+        if ended:
+            await self._loop.send(EngineEnded(ended))
 
 
 async def _do_nothing() -> None:
