@@ -223,7 +223,7 @@ def test_the_shell_shows_for_how_long_a_lease_is_idle(new_daemon: NewDaemon, doc
     (line,) = [
         line for line in daemon.gpushare_says("why", lease["id"]).splitlines() if line.startswith("  idle")
     ]
-    assert "gives way to others first; no work on its GPUs for 1s" in line
+    assert "gives way to others first; no work on its GPUs for " in line
 
 
 def test_playing_a_driver_that_tells_processes_apart_needs_their_memory(
