@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpushared.api.v1 import jobs_pb2, leases_pb2
-from gpushared.domain.jobs.coordinator_events import AttemptReported, JobSubmitted
+from gpushared.domain.jobs.coordinator_events import AttemptReported, JobSubmitted, Send
 from gpushared.domain.jobs.coordinator_rules import PoolRules
 from gpushared.domain.jobs.job import AttemptState, Ending, EndKind, Owner
-from gpushared.domain.jobs.protocol import Report
+from gpushared.domain.jobs.protocol import CancelPart, Report
 from gpushared.domain.model.errors import (
     GpushareError,
     LimitReached,
@@ -412,6 +412,19 @@ async def test_a_grace_that_cannot_be_is_refused(jobs: Jobs, grace: int) -> None
     (name,) = await jobs.ask()
     with pytest.raises(RequestError):
         await jobs.cancel(jobs_pb2.CancelJobRequest(job_id=name, grace_seconds=grace), ADA)
+
+
+async def test_a_grace_of_the_configuration_holds_after_a_reload(jobs: Jobs) -> None:
+    await jobs.pool.join()
+    (name,) = await jobs.ask(lease={})
+    async with asyncio.timeout(SECONDS):
+        while not (await jobs.seen(name)).parts:
+            jobs.pool.clock.advance(0.1)
+            await jobs.pool.loop.changed(0.01)
+    jobs.pool.loop.take_rules(PoolRules(stop_grace_seconds=3))
+    await jobs.end(name)
+    orders = [one.order for one in jobs.pool.told if isinstance(one, Send)]
+    assert [order.grace_seconds for order in orders if isinstance(order, CancelPart)] == [3]
 
 
 # --- how long others wait

@@ -12,7 +12,7 @@ import pytest
 from gpushared.api.v1 import gpus_pb2, gpus_pb2_grpc, jobs_pb2, leases_pb2, leases_pb2_grpc
 from gpushared.config.history_settings import Others
 from gpushared.domain.jobs.coordinator_events import JobSubmitted, NodeHeartbeat
-from gpushared.domain.jobs.job import JobSpec, NodeName, Owner, Running
+from gpushared.domain.jobs.job import JobSpec, NodeName, Owner, Queued, Running, Try
 from gpushared.domain.jobs.member import HeartbeatReport, Holding
 from gpushared.domain.model.errors import PermissionRefused, Unavailable
 from gpushared.domain.model.lease import AttemptKey, JobId, LeaseId
@@ -136,7 +136,7 @@ async def test_a_job_that_waits_is_listed_without_a_node(world: World, machine: 
         waiting = [one for one in answer.leases if one.job_id]
         assert waiting
         assert {(one.node, one.owner, one.state) for one in waiting} == {("", "ada@n1", "queued")}
-        assert all(one.waiting.queue_length for one in waiting)
+        assert all(one.waiting.queue_length and one.since == one.created_at for one in waiting)
         others = (await asked_as(machine, link, "bob")(states=["queued"])).leases
         assert len(others) == len(waiting)
         # That somebody waits is told; which job it is, is its owner's business.
@@ -168,6 +168,22 @@ async def test_waiting_jobs_are_listed_in_the_order_of_the_queue(world: World, m
         assert [one.waiting.position for one in listed] == [1, 2, 3, 4, 5, 6]
         own = (await asked_as(machine, link, "bob")()).leases
         assert [(one.waiting.position, one.waiting.queue_length) for one in own] == [(2, 6)]
+
+
+async def test_a_job_that_gave_way_waits_since_then(world: World, machine: Machine) -> None:
+    async with AsyncExitStack() as stack:
+        tell(machine)
+        link = await linked(machine, stack)
+        for number in range(1, 10):
+            await world.submit(f"{number:010d}")  # type: ignore[arg-type]
+        loop = world.coordinator.loop
+        job = next(one for one in loop.state.jobs.values() if isinstance(one.state, Queued))
+        at = job.submitted_at
+        ran = replace(job, state=Queued(at + 60), tries=(Try(1, (), at + 10, at + 60),))
+        loop.state = replace(loop.state, jobs=loop.state.jobs.put(job.id, ran))
+        answer = await asked_as(machine, link, "ada")(states=["queued"])
+        (found,) = [one for one in answer.leases if one.job_id == job.id]
+        assert found.since - found.created_at == pytest.approx(60)
 
 
 async def test_root_of_a_node_lists_the_jobs_of_its_realm_and_those_on_it(
