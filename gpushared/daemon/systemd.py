@@ -79,8 +79,8 @@ async def is_machine_going_down() -> bool:
 
 
 async def is_docker_going_down() -> bool:
-    """Return True if systemd is ending Docker, also for a restart; False without a timely answer."""
-    return await _answer("is-active", DOCKER_UNIT) == "deactivating"
+    """Return True if systemd is ending or restarting Docker at this moment; False without a timely answer."""
+    return await _answer("is-active", DOCKER_UNIT) in ("deactivating", "activating")
 
 
 async def _answer(*words: str) -> str:

@@ -114,6 +114,9 @@ class DockerEngine:
 
         began_at = time.time()
         surveyed = await self._calls.call("list its containers", work, self._timeout_seconds)
+        # Where systemd holds the socket, a call of the engine's last life is answered in its next one.
+        for feed in self._feeds:
+            feed.check()
         self._surveyed_at = began_at
         return surveyed
 

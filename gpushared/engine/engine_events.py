@@ -30,8 +30,6 @@ DESTROY = "destroy"
 ACTIONS = ("start", "die", DESTROY, "pause", "unpause", "restart", "rename", "update")
 PENDING_LIMIT = 4096
 DIE = "die"
-BROKEN_OFF = (requests.exceptions.ChunkedEncodingError, ConnectionResetError)
-"""An engine that ends breaks its stream of events off, most often without its last chunk."""
 START_ERROR_CHARACTERS = 1000
 """Engines quote the command that they could not start, which may be as long as its writer likes."""
 
@@ -102,8 +100,7 @@ class EventFeed:
         except EngineGone as reason:
             error = reason
         except GpushareError as reason:
-            kind = EngineGone if isinstance(reason.__cause__, BROKEN_OFF) else EngineUnavailable
-            error = kind(reason.message, hint=reason.hint)
+            error = EngineUnavailable(reason.message, hint=reason.hint)
         finally:  # whatever ends this thread, its reader must not wait for ever
             with self._lock:
                 self._error = error

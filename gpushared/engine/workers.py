@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import socket
 import threading
 from collections import deque
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import requests
+import urllib3
 from docker import APIClient
 from docker.errors import APIError, DockerException
 
@@ -31,7 +33,9 @@ HANG_HINT = "look into the engine's log, for example with `journalctl -u docker`
 T = TypeVar("T")
 Work = Callable[[APIClient], T]
 
-NOBODY_LISTENS = (errno.ECONNREFUSED, errno.ENOENT)
+ENDED_ERRNOS = (errno.ECONNREFUSED, errno.ENOENT, errno.ECONNRESET, errno.EPIPE)
+BROKEN_OFF = (http.client.RemoteDisconnected, http.client.IncompleteRead, urllib3.exceptions.ProtocolError)
+"""An engine that ends closes its connections without an answer, or within one."""
 WAITING_LIMIT = 1000
 IDLE_SECONDS = 60.0
 CLOSED = "the connection to the Docker engine is closed"
@@ -105,10 +109,11 @@ class Connector:
             if isinstance(cause, OSError) and cause.errno is not None:
                 hint = ACCESS_HINT if isinstance(cause, PermissionError) else START_HINT
                 reason = cause.strerror or str(cause)
-                kind = EngineGone if cause.errno in NOBODY_LISTENS else EngineUnavailable
+                kind = EngineGone if cause.errno in ENDED_ERRNOS else EngineUnavailable
                 return kind(f"no Docker engine answers on {self.address}: {reason}", hint=hint)
-        *_, deepest = _causes(error)
-        return EngineUnavailable(f"lost the Docker engine on {self.address}: {deepest}", hint=START_HINT)
+        *_, deepest = causes = list(_causes(error))
+        kind = EngineGone if any(isinstance(cause, BROKEN_OFF) for cause in causes) else EngineUnavailable
+        return kind(f"lost the Docker engine on {self.address}: {deepest}", hint=START_HINT)
 
 
 def unknown_words(verb: str, error: Exception) -> EngineUnavailable:

@@ -68,6 +68,7 @@ HUNG = EngineUnavailable("the Docker engine did not answer within 10 s")
 FAILING = {
     "while systemd shuts the machine down": (Failing(machine="stopping"), EndKind.LOST),
     "while systemd ends Docker": (Failing(docker="deactivating"), EndKind.LOST),
+    "while systemd starts Docker again": (Failing(docker="activating"), EndKind.LOST),
     "while systemd ends Docker, which leaves containers alone": (
         Failing(docker="deactivating", live_restore=True),
         EndKind.EXITED,

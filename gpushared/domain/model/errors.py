@@ -144,7 +144,7 @@ class EngineUnavailable(Unavailable):
 
 
 class EngineGone(EngineUnavailable):
-    """The Docker engine has ended: nothing listens for it, or it closed its stream of events.
+    """The Docker engine has ended: nothing listens for it, or it broke a connection off.
 
     An engine that hangs is not gone.
     """
