@@ -204,7 +204,7 @@ class Session:
     async def _registration_answer(self) -> object:
         """Return the answer to the registration.
 
-        An answer that comes while the registration is still being sent is a refusal.
+        A refusal may come while the registration is still being sent.
         """
         hold_seconds = 0.0
         if self._has_others():
@@ -215,7 +215,11 @@ class Session:
         writing = asyncio.create_task(self._send_registration())
         try:
             await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
-            return await self._in_time(reading, hold_seconds)
+            answer = await self._in_time(reading, hold_seconds)
+            if isinstance(answer, link_pb2.Down) and answer.HasField("welcome"):
+                # The write is done, and may say so late. grpc.aio cancels a call whose write is cancelled.
+                await self._in_time(writing)
+            return answer
         finally:
             reading.cancel()
             writing.cancel()
@@ -514,7 +518,11 @@ def _raise_refusal(message: link_pb2.Down) -> None:
 
 
 def _cause(tasks: Iterable[asyncio.Task[None]]) -> BaseException:
-    """Return the most informative error of the stream's tasks; the bare end of the stream comes last."""
-    errors = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+    """Return the most informative error of the stream's tasks; the bare end of the stream comes last.
+
+    A task counts as cancelled if grpc.aio cancelled the call under it.
+    """
+    ended = [task for task in tasks if task.done() and not task.cancelled()]
+    errors = [error for task in ended if (error := task.exception()) is not None]
     errors.sort(key=lambda error: isinstance(error, asyncio.InvalidStateError))
     return errors[0] if errors else Unavailable("the link to the coordinator ended")

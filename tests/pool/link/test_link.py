@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -34,6 +35,7 @@ from tests.pool.link.proxy import Proxy
 
 N1 = "n1"
 KEY = AttemptKey(JobId("0123456789"), 1)
+LATE_SECONDS = 0.2
 
 
 def place(epoch: int = 1, key: AttemptKey = KEY) -> Place:
@@ -55,6 +57,40 @@ async def registration_of(machine: Machine, times: int = 1) -> m.NodeRegistered:
 
 
 # --- what is said --------------------------------------------------------------------------------------
+
+
+class LateWrites:
+    """A call of grpc's core that says late that a message is written, as on a busy machine."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def send_serialized_message(self, message: bytes) -> None:
+        await self._call.send_serialized_message(message)
+        await asyncio.sleep(LATE_SECONDS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+async def test_a_welcome_that_comes_before_its_registration_counts_as_written_is_a_link(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that is given up then would cancel the call, and the daemon with it."""
+    register = Session.register
+
+    async def register_late(session: Session) -> None:
+        call: Any = session._call
+        await call.wait_for_connection()
+        call._cython_call = LateWrites(call._cython_call)
+        await register(session)
+
+    monkeypatch.setattr(Session, "register", register_late)
+    node = member_of(coordinator)
+    async with node.running():
+        await node.connected()
+        coordinator.link.perform(m.Send(node.name, place()))
+        await coordinator.machine.heard(is_a(m.AttemptReported))
 
 
 async def test_a_node_registers_takes_an_order_and_reports(coordinator: Coordinator) -> None:
