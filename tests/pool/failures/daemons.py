@@ -14,6 +14,7 @@ import psutil
 
 from gpushared.client.api import Client
 from gpushared.domain.model.errors import GpushareError
+from gpushared.jobs.job_search import MAX_LISTED
 from tests.pool.failures.engine import Engine
 from tests.pool.failures.machine import BrokenBed, Machine, Program, wait_until
 
@@ -99,10 +100,12 @@ class Coordinator:
         return Client(f"unix://{self.socket}").call(call, dict(asked or {}))
 
     def jobs(self) -> dict[str, Json]:
-        """All that it knows, those that are over too."""
-        return {
-            job["id"]: job for job in self.call("Jobs/List", {"all": True, "ended": True}).get("jobs", [])
-        }
+        """All that it knows, those that are over too.
+
+        Tests move its clock, so that the newest are not always the last.
+        """
+        listed = self.call("Jobs/List", {"all": True, "ended": True, "limit": MAX_LISTED})
+        return {job["id"]: job for job in listed.get("jobs", [])}
 
     def nodes(self) -> dict[str, Json]:
         return {node["name"]: node for node in self.call("Jobs/Nodes").get("nodes", [])}
