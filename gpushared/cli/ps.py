@@ -68,9 +68,8 @@ def share(lease: Lease | OfferAnswer) -> str:
 
 def holding(lease: Lease | OfferAnswer) -> str:
     """Return ``0.25 on GPU 0 (NVIDIA H100), 19.7 GiB``."""
-    gpus = ", ".join(map(_gpu, lease.grants))
     memory = text.memory(sum(grant.memory_bytes for grant in lease.grants))
-    return f"{share(lease)} on {gpus}, {memory}"
+    return f"{share(lease)} on {gpus(lease.grants)}, {memory}"
 
 
 def time_left(lease: Lease, now: float) -> str:
@@ -86,8 +85,10 @@ def _remaining_seconds(lease: Lease, now: float) -> float | None:
     return lease.expires_at - now if lease.expires_at and lease.state != "ended" else None
 
 
-def _gpu(grant: Grant) -> str:
-    return f"GPU {text.gpu(grant.gpu_label, grant.gpu_index)} ({grant.gpu_name})"
+def gpus(grants: tuple[Grant, ...]) -> str:
+    """Return ``GPU 0 (NVIDIA H100), GPU 1 (NVIDIA H100)``."""
+    names = (f"GPU {text.gpu(grant.gpu_label, grant.gpu_index)} ({grant.gpu_name})" for grant in grants)
+    return ", ".join(names)
 
 
 def unmanaged_row(process: UnmanagedProcess) -> Row:

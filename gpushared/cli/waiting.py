@@ -266,10 +266,7 @@ def _queue_line(lease: Lease, waiting: Waiting, now: float) -> str:
 def _granted(lease: Lease) -> str:
     if not lease.grants:
         return f"{lease.id} granted"
-    from gpushared.cli.ps import share  # most commands do not wait
+    from gpushared.cli.ps import gpus, share  # most commands do not wait
 
-    gpus = ", ".join(
-        f"GPU {text.gpu(grant.gpu_label, grant.gpu_index)} ({grant.gpu_name})" for grant in lease.grants
-    )
-    size = f"{share(lease)} on {gpus}, {text.memory(lease.grants[0].memory_bytes)}"
+    size = f"{share(lease)} on {gpus(lease.grants)}, {text.memory(lease.grants[0].memory_bytes)}"
     return f"{lease.id} granted: {size}" + (" each" if len(lease.grants) > 1 else "")

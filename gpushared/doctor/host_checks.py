@@ -14,7 +14,7 @@ from gpushared.doctor.machine_facts import (
 from gpushared.domain.leases.memory_watchdog import UNSEEN
 from gpushared.domain.model.checkup import CheckFinding, failed, ok, warning
 from gpushared.domain.model.gpu import MIB
-from gpushared.domain.model.units import format_duration, format_memory
+from gpushared.domain.model.units import first_few, format_duration, format_memory
 
 NEARLY_FULL_BYTES = 500 * MIB
 FULL_BYTES = 20 * MIB
@@ -163,21 +163,15 @@ def config(state: ConfigState) -> CheckFinding:
         )
     if state.to_restart:
         return warning(
-            f"settings were changed that only a restart puts into use: {_some(state.to_restart)}",
+            f"settings were changed that only a restart puts into use: {first_few(state.to_restart, SETTINGS_SHOWN)}",
             "`systemctl restart gpushared`; containers do not notice",
         )
     if state.to_reload:
         return warning(
-            f"the configuration was changed since the daemon read it: {_some(state.to_reload)}",
+            f"the configuration was changed since the daemon read it: {first_few(state.to_reload, SETTINGS_SHOWN)}",
             "`systemctl reload gpushared`",
         )
     return ok("the configuration is right, and in use")
-
-
-def _some(settings: tuple[str, ...]) -> str:
-    """Name the first settings, and count the others."""
-    names, more = settings[:SETTINGS_SHOWN], len(settings) - SETTINGS_SHOWN
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def certificate(view: DaemonView) -> CheckFinding:

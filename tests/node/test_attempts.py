@@ -524,23 +524,31 @@ def test_containers_of_jobs_that_are_over_go_when_they_are_due(
     assert len(node.containers(runs.key.job)) == 1
 
 
+ALONE = Owner("alone@lab", "x")
+"""Its account has containers in no other test, so that a limit counts those of one test alone."""
+
+
+def limited_node(new_daemon: NewDaemon, engine: str, *, containers: int) -> Node:
+    """A node on which a user may have so many containers."""
+    node = new_node(new_daemon, engine, config=f"[gate]\ncontainers_per_user = {containers}\n")
+    node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
+    node.daemon.start()
+    return node
+
+
 def test_containers_that_are_kept_for_their_logs_keep_no_job_from_running(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
     """The oldest of them go first, however many jobs come at once; what runs, and what is nobody's job, stays."""
-    node = new_node(new_daemon, docker_engine, config="[gate]\ncontainers_per_user = 3\n")
-    # This account has containers in no other test, so that the limit counts those of this test alone.
-    node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
-    node.daemon.start()
-    owner = Owner("alone@lab", "x")
-    runs = order(node, "sleep 1000", owner=owner)
+    node = limited_node(new_daemon, docker_engine, containers=3)
+    runs = order(node, "sleep 1000", owner=ALONE)
     node.placed(runs)
     node.until(runs.key, AttemptState.RUNNING)
-    over = [order(node, f"echo {n}", owner=owner) for n in range(3)]
+    over = [order(node, f"echo {n}", owner=ALONE) for n in range(3)]
     for place in over:
         node.placed(place)
         node.until(place.key, AttemptState.ENDED)
-    together = [order(node, "true", owner=owner, request=SMALL) for _ in range(2)]
+    together = [order(node, "true", owner=ALONE, request=SMALL) for _ in range(2)]
     for place in together:
         node.placed(place)
     for place in together:
@@ -555,10 +563,8 @@ def test_a_job_at_the_limit_of_its_users_containers_may_be_tried_again(
     new_daemon: NewDaemon, docker_engine: str
 ) -> None:
     """Else the first job at the limit would fail at once, and after it each that takes its place."""
-    node = new_node(new_daemon, docker_engine, config="[gate]\ncontainers_per_user = 1\n")
-    node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
-    node.daemon.start()
-    runs, other = (order(node, "sleep 1000", owner=Owner("alone@lab", "x")) for _ in range(2))
+    node = limited_node(new_daemon, docker_engine, containers=1)
+    runs, other = (order(node, "sleep 1000", owner=ALONE) for _ in range(2))
     node.placed(runs)
     node.until(runs.key, AttemptState.RUNNING)
     node.placed(other)

@@ -408,8 +408,8 @@ class KeptContainers:
         remaining: set[LeaseId] = set()
         for facts in await self._engine.containers():
             lease = LeaseId(facts.device_name)
-            is_over = self._is_over(lease, facts.labels, facts.status)
-            if lease in due and is_over and not await _remove_container(facts.id, gate):
+            is_due = lease in due and self._is_over(lease, facts.labels, facts.status)
+            if is_due and not await _remove_container(facts.id, gate):
                 remaining.add(lease)
         self._gone |= due - remaining
         return not remaining

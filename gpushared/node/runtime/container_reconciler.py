@@ -153,8 +153,8 @@ class ContainerReconciler:
         if isinstance(error, JournalUnavailable):
             return
         # Where systemd listens for Docker, a call during its restart meets no refusal and just takes long.
-        gone = self._gone or isinstance(error, EngineGone) or await is_docker_going_down()
-        self._gone = gone
+        if not self._gone:
+            self._gone = isinstance(error, EngineGone) or await is_docker_going_down()
         self.lost(str(error))
 
     def lost(self, text: str) -> None:
