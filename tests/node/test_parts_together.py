@@ -370,6 +370,32 @@ async def test_a_journal_of_which_some_writes_fail_is_told_of_once(caplog: pytes
     ]
 
 
+async def test_a_pass_that_fails_grants_nothing_but_leases_end_and_requests_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bug is told once, lists and records go on, and what waited is granted when the pass works again."""
+
+    def fails(*_: object) -> None:
+        raise KeyError("GPU-0")
+
+    async with world() as node:
+        await node.sampler.sample_and_report()
+        ends, waits = await node.ask(), await node.ask(Request(memory_permille=1000))
+        with monkeypatch.context() as patched:
+            patched.setattr("gpushared.domain.leases.granting.pass_over", fails)
+            asked = await node.ask()
+            await node.loop.send(m.ReleaseAsked(ends.id, ALICE))
+            states = [node.state_of(lease) for lease in (ends, waits, asked)]
+            assert states == ["Ended", "Queued", "Queued"]
+            assert node.loop.outlook().decisions == {}
+            assert node.loop.waiting_of(asked) is None
+            assert "KeyError('GPU-0')" in node.troubles.of("queue")
+        assert sum(record.exc_info is not None for record in caplog.records) == 1
+        await node.loop.send(m.Tick())
+        assert node.troubles.of("queue") == ""
+        assert [node.state_of(lease) for lease in (waits, asked)] == ["Reserved", "Queued"]
+
+
 async def created_on_a_full_disk(node: World) -> Lease:
     """A lease that is claimed still: neither its container nor the end of the claim could be noted."""
     await node.sampler.sample_and_report()

@@ -82,21 +82,22 @@ NOBODY = "nobody"
 """The name stands for a client that is gone, where a record names the one who ended a lease."""
 
 
-def handle(state: NodeState, event: m.Event, now: float) -> Step:
+def handle(state: NodeState, event: m.Event, now: float, *, grants: bool = True) -> Step:
     """Return the step of one event. ``now``: seconds since the epoch.
 
-    An error of the tree means that nothing changed.
+    Without ``grants`` no pass over the queue follows the event. An error of the tree means that nothing
+    changed.
     """
     draft = Draft(state, now)
     try:
-        _handle(event, draft)
+        _handle(event, draft, grants=grants)
     except GpushareError as error:
         # An attempt's request is refused in a record of the attempt, which is written.
         draft = job_attempts.refused(event, error, state, now)
     return draft.finish()
 
 
-def _handle(event: m.Event, draft: Draft) -> None:
+def _handle(event: m.Event, draft: Draft, *, grants: bool) -> None:
     if not draft.earlier_boots_over:
         # The first step that is written ends these, so that they can begin at no moment.
         job_attempts.end_attempts_of_earlier_boots(draft)
@@ -105,7 +106,8 @@ def _handle(event: m.Event, draft: Draft) -> None:
     else:
         _apply(event, draft)
         immediate = isinstance(event, m.RequestSubmitted) and event.immediate
-    grant_what_fits(draft)
+    if grants:
+        grant_what_fits(draft)
     if isinstance(event, m.RequestSubmitted | AttemptPrepared):
         refuse_to_queue(draft, immediate=immediate)
     job_attempts.follow(draft)

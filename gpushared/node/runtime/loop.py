@@ -38,6 +38,8 @@ class Outlook:
     starts: Mapping[LeaseId, Start]
 
 
+QUEUE = "queue"
+"""The part with the trouble of a pass that failed."""
 CALM_SECONDS = 5.0
 """The journal's trouble is over once no write has failed for so long. On a full disk small writes still succeed
 between the larger ones that fail."""
@@ -67,16 +69,21 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
     def outlook(self) -> Outlook:
         """Return the outlook of the present state; it is computed once for each state."""
         if self._outlook is None or self._outlook[0] is not self.state:
-            decided = self.decisions()
-            lease_starts = starts(self.state, self._clock.now(), decided) if decided else {}
-            by_lease = {decision.lease: decision for decision in in_order_of_start(decided, lease_starts)}
-            self._outlook = (self.state, Outlook(by_lease, lease_starts))
+            self._outlook = (self.state, self._new_outlook())
         return self._outlook[1]
 
     def decisions(self) -> Sequence[Decision]:
-        """Return the decision of a pass for each waiting lease; one pass for each state."""
+        """Return the decision of a pass for each waiting lease; one pass for each state.
+
+        Without any if the pass fails, because lists and records must go on.
+        """
         if self._decided is None or self._decided[0] is not self.state:
-            self._decided = (self.state, decisions(self.state, self._clock.now()))
+            try:
+                decided = decisions(self.state, self._clock.now())
+            except Exception as error:  # noqa: BLE001 - a bug in the pass, whatever it raises
+                self._pass_failed(error)
+                decided = ()
+            self._decided = (self.state, decided)
         return self._decided[1]
 
     def waiting_of(self, lease: Lease) -> Waiting | None:
@@ -99,7 +106,29 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             if isinstance(event, m.RequestSubmitted):
                 self.refusals.add(_reason_of(error), 1)
             raise
+        except Exception as error:  # noqa: BLE001 - a bug in the pass, whatever it raises
+            # Leases must end, and containers be followed, also where a bug in the pass grants nothing.
+            step = handle(state, event, self._clock.now(), grants=False)
+            self._pass_failed(error)
+        else:
+            self._troubles.cleared(QUEUE)
         return step, step.state
+
+    def _new_outlook(self) -> Outlook:
+        decided = self.decisions()
+        try:
+            lease_starts = starts(self.state, self._clock.now(), decided) if decided else {}
+        except Exception:  # a bug in the pass
+            log.exception("no estimate of starts")
+            lease_starts = {}
+        by_lease = {decision.lease: decision for decision in in_order_of_start(decided, lease_starts)}
+        return Outlook(by_lease, lease_starts)
+
+    def _pass_failed(self, error: Exception) -> None:
+        text = f"the pass over the queue fails, so that nothing is granted: {error!r}; see the daemon's log"
+        if self._troubles.of(QUEUE) != text:
+            log.error("the pass over the queue failed", exc_info=error)
+        self._troubles.raised(QUEUE, text)
 
     async def _handle(self, batch: Sequence[_Sent]) -> None:
         before = self.state
