@@ -69,11 +69,14 @@ def become(docker: str, argv: Sequence[str], environ: dict[str, str]) -> NoRetur
 # --- the image, before a GPU is held for it
 
 
-def fetch_image(client: Client, docker: str, args: RunArguments) -> int:
-    """Pull the image if docker run would; return docker's exit code, 0 if there is nothing to do."""
+def has_to_pull(client: Client, args: RunArguments) -> bool:
+    """Return True if docker run would pull the image."""
     policy = args.value("pull") or "missing"
-    if policy == "never" or (policy != "always" and _is_present(client, args.image)):
-        return 0
+    return policy == "always" or (policy != "never" and not _is_present(client, args.image))
+
+
+def pull_image(client: Client, docker: str, args: RunArguments) -> int:
+    """Pull the image as docker run would; return docker's exit code."""
     import subprocess
 
     pull = [docker, "pull", args.image]

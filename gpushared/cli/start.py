@@ -23,12 +23,19 @@ from gpushared.cli.lease_values import check_values
 from gpushared.cli.waiting import Interrupted, Progress, QueueWait
 from gpushared.client import Client
 from gpushared.client.submit_parameters import LEASE_PARAMETERS
-from gpushared.domain.model.errors import NotFound, PermissionRefused, Unimplemented
+from gpushared.domain.model.errors import (
+    GpushareError,
+    NeverFits,
+    NotFound,
+    PermissionRefused,
+    Unimplemented,
+)
 from gpushared.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpushared.cli.capture import CreateRequest
     from gpushared.cli.runs import Run
+    from gpushared.client.submit_parameters import LeaseArguments
 
 WHOLE_GPU = "1"
 _SIZES = ("gpu", "gpu-memory", "gpu-compute", "preset")
@@ -76,8 +83,14 @@ class PreparedRun:
         return code
 
     def fetch_image(self) -> None:
-        """Pull before the request, so that nobody holds a GPU meanwhile. Raises NotFound, Interrupted."""
-        code = docker_cli.fetch_image(self.client, self.docker, self.args)
+        """Pull before the request, so that nobody holds a GPU meanwhile.
+
+        Raises NotFound, Interrupted, and NeverFits before anybody waits for an image in vain.
+        """
+        if not docker_cli.has_to_pull(self.client, self.args):
+            return
+        self._refuse_impossible()
+        code = docker_cli.pull_image(self.client, self.docker, self.args)
         if code < 0:
             raise Interrupted(-code)
         if code != 0:
@@ -85,6 +98,16 @@ class PreparedRun:
                 f"the image {self.args.image[:200]} could not be pulled",
                 hint="docker's own message is above",
             )
+
+    def _refuse_impossible(self) -> None:
+        from typing import cast
+
+        try:
+            self.client.offer(**cast("LeaseArguments", lease_fields(self.args)))
+        except NeverFits:
+            raise
+        except GpushareError:
+            return  # the request itself is refused then, or not
 
     def _check_before_waiting(self) -> None:
         from gpushared.cli.capture import check_run

@@ -129,6 +129,16 @@ def test_a_missing_image_is_pulled_before_a_gpu_is_held(
     assert words_of(docker_recorder, "pull") == ["pull", "--quiet", "--platform", "linux/amd64", "busybox"]
 
 
+def test_an_image_is_not_pulled_for_a_request_that_never_fits(
+    gpushare: Gpushare, docker_recorder: Path, standin: StandIn
+) -> None:
+    standin.answers[PRESENT] = Reply(b'{"message": "no such image"}', status=404)
+    standin.answers["Leases/Offer"] = refusal(400, "failed_precondition", "too big", "ask for 0.5")
+    done = gpushare("run", "--gpu", "9", "busybox")
+    assert (done.returncode, words_of(docker_recorder, "pull")) == (125, [])
+    assert "too big" in done.stderr
+
+
 def test_an_image_that_cannot_be_pulled_asks_for_no_lease(
     gpushare: Gpushare, standin: StandIn, tmp_path: Path
 ) -> None:
