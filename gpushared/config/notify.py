@@ -47,7 +47,7 @@ _KEY_TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class ReceiversConfig:
-    """Who is told of events."""
+    """Set who is told of events."""
 
     webhooks: tuple[str, ...] = setting((), _URLS, "Each gets a POST with JSON for every event.")
     secret_file: str = setting("", PATH_OR_EMPTY, _KEY_TEXT)
@@ -60,14 +60,14 @@ class ReceiversConfig:
 
 @dataclass(frozen=True, slots=True)
 class ProjectNotifyConfig(ReceiversConfig):
-    """Who is told of the leases of a project."""
+    """Set who is told of the leases of a project."""
 
     digest: bool = setting(False, YesOrNo(), _DIGEST_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNotifyConfig(ReceiversConfig):
-    """Who is told what happens, and by which ways."""
+    """Set who is told what happens, and by which ways."""
 
     mail_events: tuple[str, ...] = setting(_FOR_PEOPLE, _EVENTS, "Of which events a mail is sent.")
     allow: tuple[str, ...] = setting(
@@ -106,7 +106,7 @@ class PoolNotifyConfig(ReceiversConfig):
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig(PoolNotifyConfig):
-    """Who is told what happens to leases and GPUs, and by which ways."""
+    """Set who is told what happens to leases and GPUs, and by which ways."""
 
     digest: bool = setting(False, YesOrNo(), _DIGEST_TEXT)
     command: tuple[str, ...] = setting(
