@@ -8,6 +8,7 @@ import pytest
 
 from gpushared.domain.leases import events as m
 from gpushared.domain.leases.events import Condition
+from gpushared.domain.leases.explain import waiting
 from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.instructions import (
     DropEdits,
@@ -210,6 +211,33 @@ def test_room_that_is_promised_on_a_gpu_that_is_lost_is_promised_no_more() -> No
     node.send(m.GpusSurveyed((replace(GPUS[1], index=0),)))
     assert node.is_in(winner) == "reserved"
     assert node.of(winner).preemption.promised is None
+
+
+@pytest.mark.parametrize(
+    ("held", "then", "told"),
+    [
+        ("reserved", "ended", 0),
+        ("told", "active", 1),
+        ("paused", "suspending", 0),
+    ],
+)
+def test_a_lease_gives_way_once_to_all_who_share_its_room(held: str, then: str, told: int) -> None:
+    node = Node(means=CHECKPOINTS if held == "paused" else None)
+    policy = Policy(projects={"paid": PAID})
+    classes = {name: replace(rules, min_run_seconds=0.0) for name, rules in policy.classes.items()}
+    node.state = node.state.with_rules(Rules(policy=replace(policy, classes=classes)))
+    lease = node.ask() if held == "reserved" else node.run()
+    for _ in range(2):
+        asked = m.RequestSubmitted(HALF, BOB)
+        node.state = handle(node.state, asked, node.now, grants=False).state
+    node.now += 1
+    instructions = node.send(m.Tick()).instructions
+    assert node.is_in(lease) == then
+    assert instructions.count(NotifyContainer(lease.id)) == told
+    assert node.of(lease).preemption.begun_anew == told
+    node.passes(1)
+    winners = [each for each in node.state.leases.values() if each.owner_uid == BOB.uid]
+    assert [state_name(each.state) == "reserved" for each in winners] == 2 * [held == "reserved"]
 
 
 # --- told, stopped, queued again -----------------------------------------------------------------------
@@ -533,6 +561,9 @@ def test_it_comes_back_to_its_own_gpu_only() -> None:
     winner = node.ask(replace(WHOLE, gpus=(held.gpu,)), BOB)
     node.send(m.ResumeAsked(lease.id, ALICE))
     assert (node.is_in(winner), node.is_in(lease)) == ("reserved", "suspended")
+    (decision,) = decisions(node.state, node.now)
+    text = waiting(decision, node.state, 1, node.now).text
+    assert text.startswith("needs 1 whole GPU; 0 of 1 are free (bob holds 80 GiB)")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpushared.domain.leases.forecast import NO_START, POSITIONS, Start
 from gpushared.domain.leases.node_state import NodeState
+from gpushared.domain.leases.requeue import placement_request
 from gpushared.domain.leases.surroundings import capacities_for, check_host, total_of_host
 from gpushared.domain.model.elastic import is_elastic, least, most
 from gpushared.domain.model.errors import NeverFits
@@ -77,7 +78,9 @@ def waiting(
 
     ``starts`` is the result of ``forecast.starts``; without it only the head of the queue is given a time.
     """
-    request = state.leases[decision.lease].request
+    lease = state.leases[decision.lease]
+    # A lease that gave way can be bound to the GPUs that it left.
+    request = placement_request(lease, state)
     start = _start(decision, now, starts)
     text = refusal_sentence(request, decision, state, now=now)
     if start is None and (starts is not None or _is_head(decision)):
@@ -87,7 +90,7 @@ def waiting(
     is_told = decision.reason is Reason.PREEMPTING
     if start is not None and expected is not None and expected.preemption_clause and not is_told:
         text += f"; {expected.preemption_clause}"
-    begin_at = state.begins_at(request)
+    begin_at = state.begins_at(lease.request)
     return Waiting(
         decision.position,
         queue_length,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpushared.domain.leases.instructions import MakeEdits
 from gpushared.domain.leases.node_state import Draft, NodeState
 from gpushared.domain.leases.queue_pass import pass_over
-from gpushared.domain.leases.requeue import placement_request, preempt, start_requeued
+from gpushared.domain.leases.requeue import is_leaving, placement_request, preempt, start_requeued
 from gpushared.domain.leases.surroundings import capacities_for, lack_of_host
 from gpushared.domain.leases.suspension import resume
 from gpushared.domain.model.elastic import is_elastic
@@ -91,8 +91,10 @@ def _make_room(preemption: Preemption, draft: Draft) -> None:
     promised = Promised(preemption.grants, victims, preemption.why, preemption.turn)
     winner = draft.put(_with_promise(winner, promised).note(draft.now, text))
     for victim in victims:
-        to = f"{winner.id} of {winner.owner_name}, because {preemption.why}"
-        preempt(draft.leases[victim], to, draft)
+        lease = draft.leases.get(victim)
+        # One victim can make room for several winners, and a reservation is over once it gave way to the first.
+        if lease is not None and not is_leaving(lease):
+            preempt(lease, f"{winner.id} of {winner.owner_name}, because {preemption.why}", draft)
 
 
 def _with_promise(lease: Lease, promised: Promised | None) -> Lease:
