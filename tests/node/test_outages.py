@@ -82,7 +82,7 @@ def is_at_second_attempt(daemon: DaemonProcess, name: str) -> bool:
 def test_jobs_that_docker_s_restart_ends_run_again_and_one_that_failed_before_does_not(
     new_daemon: NewDaemon, private_engine: Callable[..., PrivateEngine], end: str
 ) -> None:
-    """Without live-restore: killed, or ended by SIGTERM with an exit code of their own."""
+    """Without live-restore: killed, or ended by SIGTERM with an exit code of their own, 0 too where it was paused."""
     engine = private_engine()
     daemon = new_daemon(engine=engine.socket)
     daemon.start()
@@ -90,13 +90,17 @@ def test_jobs_that_docker_s_restart_ends_run_again_and_one_that_failed_before_do
     assert wait_job(daemon, failed)["reason"] == "exit code 3"
     trap = "trap 'exit 7' TERM; while :; do sleep 0.1; done"
     (killed,), (asked,) = submit(daemon, "sleep", "1000"), submit(daemon, "sh", "-c", trap)
+    (paused,) = submit(daemon, "sh", "-c", trap.replace("7", "0"))
     (stays,) = submit(daemon, "sleep", "1000", requeue=False)
-    for name in (killed, asked, stays):
+    for name in (killed, asked, paused, stays):
         wait_job(daemon, name, "running")
+    lease = daemon.lease(job(daemon, paused)["parts"][0]["lease_id"])
+    daemon.docker("pause", lease["container_id"])
+    daemon.wait_lease(lease["id"], "paused")
     getattr(engine, end)()
     wait_until(says(daemon, "engine"), "the engine's end is told")
     engine.start()
-    for name in (killed, asked):
+    for name in (killed, asked, paused):
         wait_until(partial(is_at_second_attempt, daemon, name), "its first attempt is over")
         wait_job(daemon, name, "running")
     assert "Docker was stopped or restarted" in wait_job(daemon, stays)["reason"]

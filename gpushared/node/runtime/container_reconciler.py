@@ -15,7 +15,7 @@ from gpushared.domain.jobs.node_messages import EngineEnded, MachineGoesDown
 from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import EngineGone, GpushareError, JournalUnavailable
-from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused
+from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused, Suspended
 from gpushared.gate.containers.inject import binds_late, is_unnamed
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
@@ -75,8 +75,12 @@ def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
     return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
 
 
-def _is_failed_job(event: ContainerSeen, state: NodeState) -> bool:
-    return event.condition is Condition.EXITED and bool(event.exit_code) and _is_end_of_job(event, state)
+def _is_unfinished_job(event: ContainerSeen, state: NodeState) -> bool:
+    """Return True if a job's container has ended with an error, or while its programs were frozen."""
+    if event.condition is not Condition.EXITED or not _is_end_of_job(event, state):
+        return False
+    lease = state.of_container(event.container)
+    return bool(event.exit_code) or (lease is not None and isinstance(lease.state, Paused | Suspended))
 
 
 class ContainerReconciler:
@@ -261,13 +265,13 @@ class ContainerReconciler:
 
         At a shutdown the engine ends all containers, and is itself ended before this daemon. Without this
         check the jobs in the containers would count as failed, but they have to run again. The check is made
-        only when a job fails.
+        only when a job ends unfinished.
         """
         if any(_is_end_of_job(event, self._loop.state) for event in events):
             await self.before_job_ends()
         state = self._loop.state
-        failed = not state.goes_down and any(_is_failed_job(event, state) for event in events)
-        if not failed:
+        is_asked = not state.goes_down and any(_is_unfinished_job(event, state) for event in events)
+        if not is_asked:
             return
         if await is_machine_going_down():
             await self._loop.send(MachineGoesDown())
@@ -275,8 +279,8 @@ class ContainerReconciler:
             await self._report_engine_end(events)
 
     async def _report_engine_end(self, events: Iterable[ContainerSeen]) -> None:
-        """Report that the engine, and not their programs, ended the containers of jobs that failed."""
-        ended = frozenset(event.container for event in events if _is_failed_job(event, self._loop.state))
+        """Report that the engine, and not their programs, ended the containers of unfinished jobs."""
+        ended = frozenset(event.container for event in events if _is_unfinished_job(event, self._loop.state))
         if ended:
             await self._loop.send(EngineEnded(ended))
 
