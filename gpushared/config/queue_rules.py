@@ -152,7 +152,7 @@ class ClassConfig:
         HOUR_SECONDS,
         Seconds(0, YEAR_SECONDS),
         "A lease that has held its GPUs for so long sinks below the others of its project, and again at "
-        "four times as long; 0: never.",
+        "four times as long; so much work is lost to no priority; 0: never.",
     )
 
     @property

@@ -259,6 +259,14 @@ def test_a_running_lease_is_told_what_happens_when_others_need_its_gpus(by: Rule
     assert node.told(lease) == f"{sentence}; then it is told, stopped, and started again when there is room"
 
 
+def test_a_long_run_within_its_guarantee_is_told_that_it_gives_way_to_nobody() -> None:
+    node = Node()
+    lease = node.run("1", BOB)
+    assert "and gives way to a higher priority in it only" in node.told(lease)
+    node.now += 3601
+    assert "and gives way to nobody, because it would lose a long run" in node.told(lease)
+
+
 def test_who_waits_is_told_whose_work_would_be_lost() -> None:
     """Without configuration nobody's work is ended for others, and the administrator's means are named."""
     node = Node()

@@ -87,7 +87,9 @@ class Node:
                 self.send(m.ClaimAsked(lease.id, Caller(lease.owner_uid, lease.owner_uid, lease.owner_name)))
             if isinstance(self.state.find(lease.id).state, Reserved):
                 self.send(m.ContainerCreated(lease.id, box, "box", "image", stays=True))
-            if isinstance(self.state.find(lease.id).state, Starting):
+            if isinstance(state := self.state.find(lease.id).state, Starting):
+                if state.held:  # the node itself starts it again
+                    self.send(m.RestartDone(lease.id))
                 self.send(m.ContainerSeen(box, Condition.RUNNING))
             if isinstance(self.state.find(lease.id).state, Resuming):
                 self.send(m.ContainerResumed(lease.id))

@@ -19,6 +19,7 @@ from gpushared.domain.scheduling.holder_index import HolderIndex
 from gpushared.domain.scheduling.host_capacity import HostCapacity
 from gpushared.domain.scheduling.outcome import waits_for_leases
 from gpushared.domain.scheduling.pass_records import NEVER, RunningLease
+from gpushared.domain.scheduling.preemption import loses_long_run
 from gpushared.domain.scheduling.projects import GivesWay, Policy
 from gpushared.domain.scheduling.quota_usage import QuotaUsage
 
@@ -128,6 +129,10 @@ def _when(running: RunningLease, state: NodeState, now: float) -> str:
         text = f"is more than project {project} is guaranteed, and gives way to those who are below theirs"
         if running.step.loses_nothing:
             text += " or hold less than a fair share"
+    elif loses_long_run(running, now, policy):
+        return (
+            f"is guaranteed to project {project}, and gives way to nobody, because it would lose a long run"
+        )
     else:
         text = f"is guaranteed to project {project}, and gives way to a higher priority in it only"
     return text + _protected(running, policy, now)

@@ -15,12 +15,12 @@ A request may take GPUs back by one of these rights:
 
 No lease is preempted before the least run time of its class, which doubles each time that the lease lost its
 work. Nor does a lease lose its work to a *claim* or a *priority* before the request has waited for a quarter of
-that work, or of the patience. Nor does a turn give way to its own project before it has lasted ``turn_seconds``. A
-lease that would lose its work gives way to no *turn*, *home* or *share*, nor to a priority that is higher only
-because it runs long; with ``lossless_only`` it gives way to nobody. Unless it is idle, no lease is preempted
-by its own project at a higher priority, nor while its GPUs are guaranteed to its project, except by
-*priority*, *class* and *home*; and a class that never gives way never does. And no lease is preempted unless
-the winner then has a place.
+that work, or of the patience, nor to a *priority* once the work is that of a long run. Nor does a turn give way
+to its own project before it has lasted ``turn_seconds``. A lease that would lose its work gives way to no
+*turn*, *home* or *share*, nor to a priority that is higher only because it runs long; with ``lossless_only`` it
+gives way to nobody. Unless it is idle, no lease is preempted by its own project at a higher priority, nor while
+its GPUs are guaranteed to its project, except by *priority*, *class* and *home*; and a class that never gives
+way never does. And no lease is preempted unless the winner then has a place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PATIENCE_PART = 0.25
 CLAIM_WAIT = 0.25
 """A *claim* or a *priority* makes work lost once the request has waited for this part of the work, or as long as
 for a *share*: meanwhile another lease may end. In a replay of real leases of which none could be saved
-(bench/README.md), claims threw away 2 % of the GPU hours instead of 10 %, and priorities 10 instead of 23 %."""
+(bench/README.md), claims threw away 2 % of the GPU hours instead of 10 %."""
 EXACT_UP_TO = 5
 """So many leases on one GPU are tried in all combinations."""
 
@@ -225,7 +225,7 @@ class PreemptionRules:
         )
 
     def free_from(self, winner: PendingRequest, holder: RunningLease, right: PreemptionReason) -> float:
-        """Return from when on the winner may preempt the lease by that right."""
+        """Return from when on the winner may preempt the lease by that right; infinite if never."""
         if right is PreemptionReason.KEPT:
             return holder.started_at
         least = self.policy.classes[holder.lease.request.lease_class].min_run_seconds
@@ -241,7 +241,13 @@ class PreemptionRules:
         if right is PreemptionReason.SHARE:
             least = max(least, SHARE_RUN_SECONDS)
             waited_at += longest_wait_seconds
-        return max(holder.started_at + least, waited_at)
+        free_from = max(holder.started_at + least, waited_at)
+        at = max(free_from, self.now)
+        return (
+            NEVER
+            if right is PreemptionReason.PRIORITY and loses_long_run(holder, at, self.policy)
+            else free_from
+        )
 
     def _has_the_turn(self, holder: RunningLease) -> bool:
         """Return True if its project's last turn went to the lease: the oldest of those that started then."""
@@ -284,6 +290,14 @@ class Victims:
 def unsaved_since(holder: RunningLease) -> float:
     """Return the time since which the lease's work would be lost, without a notice."""
     return holder.started_at if holder.saved_at is None else holder.saved_at
+
+
+def loses_long_run(holder: RunningLease, at: float, policy: Policy) -> bool:
+    """Return True if the lease would lose the work of a long run by giving way at that time."""
+    if holder.step.loses_nothing:
+        return False
+    long_run_seconds = policy.classes[holder.lease.request.lease_class].long_run_seconds
+    return long_run_seconds is not None and at - unsaved_since(holder) > long_run_seconds
 
 
 def lost_seconds(holder: RunningLease, now: float) -> float:

@@ -158,7 +158,8 @@ def _classes(texts: list[str]) -> dict[LeaseClass, Any]:
         name, what = text.split()
         rules = found[LeaseClass(name)]
         if what.startswith("long="):
-            found[LeaseClass(name)] = replace(rules, long_run_seconds=float(parse_duration(what[5:])))
+            long_run_seconds = None if what == "long=never" else float(parse_duration(what[5:]))
+            found[LeaseClass(name)] = replace(rules, long_run_seconds=long_run_seconds)
         elif what.startswith("least="):
             found[LeaseClass(name)] = replace(rules, min_run_seconds=float(parse_duration(what[6:])))
         else:
