@@ -52,6 +52,7 @@ from gpushared.domain.model.lease import (
     Reserved,
 )
 from gpushared.domain.model.request import Caller, Request
+from gpushared.domain.scheduling.projects import Policy, Project
 
 ADA = Caller(1000, 1000, "ada")
 BOX = ContainerId("box")
@@ -71,6 +72,11 @@ class Node:
         self.state = NodeState(boot_id="b1")
         self.now = 1000.0
         self.step = self.send(m.GpusSurveyed((GPU,)))
+
+    def with_projects(self, *projects: Project) -> Node:
+        policy = Policy(projects={project.name: project for project in projects})
+        self.state = replace(self.state, rules=replace(self.state.rules, policy=policy))
+        return self
 
     def send(self, event: m.Event) -> Step:
         self.now += 1.0
@@ -133,6 +139,34 @@ def test_an_order_is_written_before_anything_else_is_done() -> None:
     assert isinstance(step.report, Report)
     assert step.report.state is AttemptState.PREPARING
     assert step.changed == ()
+
+
+@pytest.mark.parametrize(
+    ("projects", "counts_to"),
+    [
+        ((), "ada"),
+        ((Project("vision", users=frozenset({"bob"})),), "ada"),
+        ((Project("vision"), Project("robots", users=frozenset({"ada"}))), "robots"),
+        ((Project("robots", users=frozenset({"ada"})), Project("vision", users=frozenset({"ada"}))), "vision"),
+    ],
+    ids=["no project", "a project of others", "another project of the owner", "the same project"],
+)
+def test_a_project_that_only_the_pool_has_does_not_keep_its_job_from_a_node(
+    projects: tuple[Project, ...], counts_to: str
+) -> None:
+    """The pool has admitted the owner; on the node the lease counts to the account's own project."""
+    node = Node().with_projects(*projects)
+    node.placed(replace(HALF, project="vision"))
+    assert (node.attempt.state, node.lease.project) == (AttemptState.RESERVED, counts_to)
+
+
+def test_a_project_that_the_node_does_not_have_refuses_its_own_job() -> None:
+    node = Node("")
+    node.placed(replace(HALF, project="vision"))
+    assert (node.attempt.state, node.ending.reason) == (
+        AttemptState.REFUSED,
+        "there is no project 'vision'",
+    )
 
 
 def test_the_lease_and_the_record_that_tells_of_it_are_written_together() -> None:

@@ -12,6 +12,7 @@ from gpushared.domain.leases.terms import check_terms, with_models, with_request
 from gpushared.domain.model.errors import (
     LimitReached,
     NoRoom,
+    PermissionRefused,
     RequestError,
     StateConflict,
 )
@@ -38,7 +39,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
         # A job's targets were checked when the job was submitted, those of a container at its creation.
         check_allowed(event.request.notify, draft.rules.notify_allowed)
     policy = draft.view().policy
-    project = project_of(event.caller.name, event.request.project, policy)
+    project = _project(event, policy)
     request, limit_text = _with_time_limit(event.request, policy)
     request = with_models(request, draft.gpus.values())
     check_possible(draft.view(), request)
@@ -72,6 +73,20 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     return draft.put(
         lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{limit_text}")
     )
+
+
+def _project(event: RequestSubmitted, policy: Policy) -> str:
+    """Return the project that the lease counts to on this node.
+
+    A pool's job may name a project that only the pool has, which has admitted the job's owner to it. Here the
+    lease then counts as if the job named no project.
+    """
+    try:
+        return project_of(event.caller.name, event.request.project, policy)
+    except (RequestError, PermissionRefused):
+        if not event.coordinator:
+            raise
+        return project_of(event.caller.name, "", policy)
 
 
 def _with_time_limit(request: Request, policy: Policy) -> tuple[Request, str]:
