@@ -84,6 +84,8 @@ class Scenario:
     """Of the coordinator, with a copy of its store that was made at any time before."""
     outages: int = 0
     """Of a node, of which an admin says that it is off while it is."""
+    reinstalls: int = 0
+    """Of a node, which joins again with an empty log, and without the containers that it had."""
     moves: int = 0
     """How often another node becomes the best place."""
     failures: bool = True
@@ -94,7 +96,7 @@ class Scenario:
     most_states: int = 60_000
 
 
-BUDGETS = ("cancels", "reboots", "restarts", "restores", "outages", "moves")
+BUDGETS = ("cancels", "reboots", "restarts", "restores", "outages", "moves", "reinstalls")
 
 
 class InvariantBroken(Exception):
@@ -231,7 +233,9 @@ class Search:
         return len(running) > 1
 
     def _all_came(self, key: AttemptKey, world: World) -> bool:
-        """Whether each node once had its part of a gang's attempt reserved."""
+        """Whether each node once had its part of a gang's attempt reserved; a reinstalled one cannot tell."""
+        if world[4][6] < self.scenario.reinstalls:
+            return True
         records = [self.sides.values[side].log.get(key) for side in world[1]]
         return sum(one is not None and one.lease is not None for one in records) >= self.scenario.spec.nodes
 
@@ -317,7 +321,7 @@ class Search:
             if side.cut or not state.members[node].connected:
                 heard = self._heard(sides[at], state.epoch)
                 met, more = self._handled(coordinator, ("hello", node, sides[at]))
-                kept = sent & ~self._on_their_way_to(node) if side.cut else sent
+                kept = sent & ~self._gone_with_connection(node, side) if side.cut else sent
                 yield f"{node} says hello", (met, _with(sides, at, heard), kept | more, copy, budget)
 
     def _of_users(self, world: World) -> Iterator[tuple[str, World]]:
@@ -363,6 +367,10 @@ class Search:
             if budget[4]:
                 off = self._side(replace(self.sides.values[side], off=True, cut=True))
                 yield f"{node} goes off", (coordinator, _with(sides, at, off), sent, copy, _less(budget, 4))
+            if budget[6]:
+                new = self._side(NodeSide(AttemptLog(coordinator=POOL), cut=True))
+                new_sides = _with(sides, at, new)
+                yield f"{node} is reinstalled", (coordinator, new_sides, sent, copy, _less(budget, 6))
 
     def wrongs(self, world: World) -> Iterator[tuple[str, World]]:
         """What must not be done; some tests do it, to see that it is found."""
@@ -551,10 +559,11 @@ class Search:
             self._running.append(tuple(key for key, record in live if record.state is AttemptState.RUNNING))
         return self._running[side]
 
-    def _on_their_way_to(self, node: NodeName) -> int:
-        """The orders that go with its connection when it loses power."""
+    def _gone_with_connection(self, node: NodeName, side: NodeSide) -> int:
+        """The orders that go with its connection when it loses power, and what an earlier log had said."""
         bits = (1 << at for at, (name, _) in enumerate(self.messages.values) if name == node)
-        return sum(bit for bit in bits if self._to_node[bit.bit_length() - 1])
+        reinstalled = not side.log.records
+        return sum(bit for bit in bits if reinstalled or self._to_node[bit.bit_length() - 1])
 
     def _message(self, node: NodeName, message: Order | Report | StaleEpoch, *, to_node: bool) -> int:
         number = self.messages.number((node, message), (node, message))

@@ -62,6 +62,11 @@ STORIES = {
     "its node reboots, and another one is the best place": Scenario(reboots=1, moves=1, cancels=1),
     "the coordinator begins anew twice": Scenario(restarts=2, failures=False),
     "a node is off, is said to be off, and comes back": Scenario(outages=1, moves=1, restarts=1),
+    "a node is reinstalled": Scenario(reinstalls=1, cancels=1, moves=1),
+    "a node is reinstalled, and the coordinator begins anew": Scenario(
+        reinstalls=1, restarts=1, failures=False
+    ),
+    "a node is reinstalled twice": Scenario(reinstalls=2, failures=False),
     "an old store is put back": Scenario(restores=1, cancels=1, moves=1),
     "an old store is put back, and a node is off": Scenario(restores=1, outages=1, failures=False),
     "an old store is put back, and the coordinator begins anew": Scenario(
@@ -71,6 +76,7 @@ STORIES = {
     "a gang, and the network": TWO,
     "a gang is cancelled": replace(TWO, cancels=1),
     "a gang, and a node of it reboots": replace(TWO, reboots=1),
+    "a gang, and a node of it is reinstalled": replace(TWO, reinstalls=1, cancels=1),
     "a gang, and the coordinator begins anew": replace(TWO, restarts=1),
     "a gang, and an old store is put back": replace(TWO, restores=1),
 }

@@ -48,6 +48,7 @@ MAX_REFUSERS = 16
 """The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
 """The pause of a node that goes on refusing with the same report is doubled at most this many times."""
+FORGOTTEN = Ending(EndKind.LOST, "its node has no record of it any more")
 
 
 class Fate(StrEnum):
@@ -98,10 +99,11 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     A report no newer than the last one came late and changes nothing; a final state stays final.
     """
     part = next((part for part in job.parts if part.node == node), None)
-    if part is None or is_over(part) or report.revision < part.revision:
+    if part is None or is_over(part) or _is_late(part, report):
         return
-    if report.revision == part.revision and report.guarded == part.guarded:
-        return  # a coordinator of an older version noted the revision, but not the guard
+    if part.state is not None and _is_tombstone(report):
+        # A log that had taken the order would still have its record.
+        report = replace(report, state=AttemptState.ENDED, ending=FORGOTTEN)
     new = replace(
         part,
         state=report.state,
@@ -118,6 +120,24 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
     if new.guarded and not part.guarded:
         watch_silence(job, draft)
     replace_part(job, new, draft)
+
+
+def _is_late(part: Part, report: Report) -> bool:
+    """Return True if the report is no newer than the last one.
+
+    A final report is the last one of its log. If its revision is lower all the same, it comes from a new or
+    older log, which counts revisions anew: the node was reinstalled, or its state folder was put back.
+    """
+    if report.state.is_final or report.revision > part.revision:
+        return False
+    # A coordinator of an older version noted the revision, but not the guard.
+    return report.revision < part.revision or report.guarded == part.guarded
+
+
+def _is_tombstone(report: Report) -> bool:
+    """Return True if the node had no record of the attempt when it was asked about it, or was to end it."""
+    kinds = {EndKind.LOST, EndKind.CANCELLED}
+    return report.state is AttemptState.REFUSED and report.ending is not None and report.ending.kind in kinds
 
 
 def replace_part(job: Job, new: Part, draft: PoolDraft) -> None:

@@ -163,7 +163,7 @@ def test_reports_count_only_for_their_attempt_their_node_and_when_they_are_newer
     old = [
         ("b", pool.report("b", S.ENDED, ending=exited(0))),
         ("a", pool.report("a", S.ENDED, ending=exited(0), attempt=7)),
-        ("a", pool.report("a", S.ENDED, ending=exited(0), revision=1)),
+        ("a", pool.report("a", S.RESERVED, revision=1)),
     ]
     before = pool.job()
     for node, report in old[:1] + old[2:]:

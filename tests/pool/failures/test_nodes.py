@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
@@ -42,6 +43,25 @@ def test_jobs_of_a_machine_that_lost_its_power_run_again_when_it_tells_so(world:
     failed = world.wait_state(never, "failed")
     assert "lost" in failed["reason"] or "went down" in failed["reason"]
     assert "again" in world.screen("why", again)
+
+
+def test_jobs_of_a_reinstalled_machine_run_again_once_it_has_joined_anew(world: World) -> None:
+    """It knows nothing of them. One that was cancelled meanwhile is over, and --no-requeue fails."""
+    again, never, ended = (
+        world.submit("--node", "b", *options, gpu="0.5") for options in ((), ("--no-requeue",), ())
+    )
+    world.wait_running(again, never, ended)
+    node = world.nodes["b"]
+    node.machine.cut_power()
+    world.wait_presence("b", "unknown")
+    world.screen("cancel", ended)
+    shutil.rmtree(node.state_dir)
+    node.boot()
+    node.join(world.coordinator)
+    world.wait_ready(["b"])
+    world.wait_state(ended, "cancelled")
+    world.wait_runs(again, 2)
+    assert "has no record of it" in world.wait_state(never, "failed")["reason"]
 
 
 def test_a_node_that_is_gone_for_ever_gives_back_its_jobs_on_an_administrators_word(world: World) -> None:
