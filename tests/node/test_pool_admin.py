@@ -28,6 +28,13 @@ CALLS: dict[str, Json] = {
     "PoolAdmin/DrainNode": {"node": "ws1", "reason": "new fan"},
     "PoolAdmin/ForgetNode": {"node": "ws2", "is_off": True},
 }
+BODY = b'{"Image":"busybox","HostConfig":{}}'
+SUBMITTED: Json = {
+    "lease": {"gpu": "0.25"},
+    "image": "busybox",
+    "create_body": base64.b64encode(BODY).decode(),
+    "pool": True,
+}
 
 
 @pytest.fixture
@@ -81,6 +88,25 @@ def test_a_persons_right_is_judged_by_the_coordinators_table_of_users(
     assert away.value.code in {"unavailable", "deadline_exceeded"}
 
 
+def test_an_administrator_of_the_pool_sees_the_jobs_of_others_from_a_node(
+    member: DaemonProcess, coordinator: CoordinatorProcess
+) -> None:
+    """Though the person is nobody special on the node. Who is so in neither is refused."""
+    token = coordinator.token_file("eve", "submit")
+    with Pool(coordinator.address, ca_file=coordinator.anchors_file, token_file=token) as program:
+        job = program.submit(JobRequest("busybox", ["true"], gpu="0.25"))
+    own = member.call("Jobs/Submit", {**SUBMITTED, "pool": False}, uid=USER)["job_ids"][0]
+    shown = [one["id"] for one in member.call("Jobs/List", {"all": True, "ended": True}, uid=ADMIN)["jobs"]]
+    assert shown == [job]
+    with pytest.raises(Refused, match="only administrators see the jobs of others"):
+        member.call("Jobs/List", {"all": True}, uid=USER)
+    assert [one["id"] for one in member.call("Jobs/List", {}, uid=USER)["jobs"]] == [own]
+    coordinator.end()
+    wait_until(lambda: presence(member) == "away", "the link is gone")
+    with pytest.raises(Refused, match="does not answer"):
+        member.call("Jobs/List", {"all": True}, uid=ADMIN)
+
+
 def test_the_command_asks_the_coordinator_here_and_else_the_node(
     member: DaemonProcess, coordinator: CoordinatorProcess
 ) -> None:
@@ -112,14 +138,7 @@ def test_what_the_coordinator_orders_leaves_lines_on_the_node_with_who_asked_it(
     member: DaemonProcess, coordinator: CoordinatorProcess
 ) -> None:
     """A job, its end, and a drain; each once, though orders are said again."""
-    body = b'{"Image":"busybox","HostConfig":{}}'
-    asked = {
-        "lease": {"gpu": "0.25"},
-        "image": "busybox",
-        "create_body": base64.b64encode(body).decode(),
-        "pool": True,
-    }
-    (job,) = member.call("Jobs/Submit", asked, uid=ADMIN)["job_ids"]
+    (job,) = member.call("Jobs/Submit", SUBMITTED, uid=ADMIN)["job_ids"]
     wait_until(lambda: orders(member) != [], "the job is placed")
     member.call("Jobs/Cancel", {"job_id": job}, uid=ADMIN)
     wait_until(lambda: len(orders(member)) > 1, "its end is ordered")
@@ -131,7 +150,7 @@ def test_what_the_coordinator_orders_leaves_lines_on_the_node_with_who_asked_it(
         assert (one["uid"], one["user"], one["status"], one["code"]) == ("-1", "games@ws1", 200, "")
         assert one["text"].endswith("by pool lab")
     assert place["name"] == cancel["name"] != ""
-    assert place["digest"] == hashlib.sha256(body).hexdigest()
+    assert place["digest"] == hashlib.sha256(BODY).hexdigest()
     assert drain["text"] == "new fan; by pool lab"
 
 

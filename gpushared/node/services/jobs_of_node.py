@@ -304,7 +304,7 @@ class NodeJobs:
             return await self._own.list_jobs(message, owner)
         response = jobs_pb2.ListJobsResponse()
         if not message.page_token.startswith(IN_POOL):
-            response = await self._own.list_jobs(message, owner)
+            response = await self._own.list_jobs(self._of_own(message, owner, self.pool), owner)
             if response.next_page_token or len(response.jobs) >= (message.limit or LISTED):
                 response.next_page_token = response.next_page_token or IN_POOL
                 return response
@@ -334,6 +334,22 @@ class NodeJobs:
         return jobs_pb2.NodesResponse(nodes=[node])
 
     # --- helpers ---------------------------------------------------------------------------------------
+
+    def _of_own(
+        self, message: jobs_pb2.ListJobsRequest, owner: Owner, pool: PoolJobs
+    ) -> jobs_pb2.ListJobsRequest:
+        """Return the question for the node's own jobs before the pool's.
+
+        The asker may be an administrator of the pool alone, which only the coordinator can tell: it refuses
+        others. Raises Unavailable while it does not answer.
+        """
+        if not message.all or owner.admin:
+            return message
+        pool.check_answers()
+        request = jobs_pb2.ListJobsRequest()
+        request.CopyFrom(message)
+        request.all = False
+        return request
 
     async def _is_own(self, array: str, owner: Owner) -> bool:
         """Return True if this node's own job store has an array, or a job, with this id."""
