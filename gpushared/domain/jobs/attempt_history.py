@@ -16,14 +16,14 @@ MAX_REASON = 100
 BEGUN_STATES = {AttemptState.RUNNING, AttemptState.PAUSED}
 
 
-def timed(part: Part, report: Report, submitted_at: float, now: float) -> Part:
+def timed(part: Part, report: Report, asked_at: float, now: float) -> Part:
     """Return the part with the times of a report, which are wrong by as much as the node's clock is."""
     if part.started_at is None and (report.started_at is not None or report.state in BEGUN_STATES):
         began = now if report.started_at is None else report.started_at
-        part = replace(part, started_at=min(max(began, submitted_at), now))
+        part = replace(part, started_at=min(max(began, asked_at), now))
     if report.state.is_final and part.ended_at is None:
         over = now if report.ended_at is None else report.ended_at
-        part = replace(part, ended_at=min(max(over, part.started_at or submitted_at), now))
+        part = replace(part, ended_at=min(max(over, part.started_at or asked_at), now))
     return part
 
 

@@ -436,7 +436,8 @@ class Job:
     """The only part of the newest attempt, as its node last reported it. It is set when the attempt was
     presumed over without a report from its node, and no other attempt was begun since."""
     kept_since: float | None = None
-    """Since this time its node had kept it for the coordinator, as the node says; None if it came at once."""
+    """Since this time its node had kept it for the coordinator, or had an attempt at it that the coordinator
+    had forgotten, as the node says; None if it came at once."""
 
     @property
     def asked_at(self) -> float:

@@ -112,7 +112,7 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         revision=report.revision,
         guarded=report.guarded,
     )
-    new = timed(new, moved(report, draft.state.moment), job.submitted_at, draft.now)
+    new = timed(new, moved(report, draft.state.moment), job.asked_at, draft.now)
     if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
         _count_refusal(new, 0.0 if isinstance(job.state, Ended) else job.state.since, draft)
     elif report.state is not AttemptState.PREPARING:

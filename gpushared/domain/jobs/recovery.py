@@ -56,7 +56,7 @@ from gpushared.domain.jobs.job_progress import (
 from gpushared.domain.jobs.member import Member
 from gpushared.domain.jobs.orders import name_of, order_for, send_end, send_ends
 from gpushared.domain.jobs.pending_jobs import JobShape, PendingJobs
-from gpushared.domain.jobs.protocol import Place, Query, Report, StaleEpoch
+from gpushared.domain.jobs.protocol import Place, Query, Report, StaleEpoch, moved
 from gpushared.domain.model.errors import GpushareError
 from gpushared.domain.model.lease import AttemptKey, JobId
 from gpushared.domain.model.persistent_map import PersistentMap
@@ -317,12 +317,23 @@ def _learn(node: NodeName, report: Report, spec: JobSpec, draft: PoolDraft) -> N
         priority=spec.request.priority,
         awaits=(),
         told_by=HERE if vouched else node,
+        kept_since=_known_since(node, report, draft),
     )
     enter(job, draft, old=True)
     if state.settled:
         state.settled = False
         draft.wake(draft.now + draft.rules.settle_seconds, Wake.SETTLE)
     _adopt(job, node, report, draft)
+
+
+def _known_since(node: NodeName, report: Report, draft: PoolDraft) -> float | None:
+    """Return the earliest time of the attempt on its node: its owner must have submitted the job by then.
+
+    The time cannot be before the node joined the pool. Return None if the attempt has not begun.
+    """
+    report = moved(report, draft.state.moment)
+    moments = [at for at in (report.started_at, report.ended_at) if at is not None and at < draft.now]
+    return max(draft.state.members[node].enrolled_at, min(moments)) if moments else None
 
 
 def _speaks_for(node: NodeName, spec: JobSpec, draft: PoolDraft) -> bool:

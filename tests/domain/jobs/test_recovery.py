@@ -27,7 +27,7 @@ from gpushared.domain.jobs.member import Presence
 from gpushared.domain.jobs.protocol import CancelPart, Place, Query, StaleEpoch
 from gpushared.domain.model.errors import NotFound, Unavailable
 from gpushared.domain.model.lease import JobId
-from tests.domain.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, J, Pool, exited
+from tests.domain.jobs.pool_world import ADA, BOB, HALF, ROOT, RULES, START, J, Pool, exited
 
 S = AttemptState
 A, B = NodeName("a"), NodeName("b")
@@ -208,6 +208,30 @@ def test_a_job_that_is_over_is_learned_too_and_not_run_again() -> None:
     pool.wait(RULES.recover_seconds)
     assert pool.ended() == Succeeded()
     assert pool.submit(old=True).job == pool.job()
+
+
+@pytest.mark.parametrize(("joined_seconds", "asked_seconds"), [(-1000.0, -500.0), (-300.0, -300.0)])
+def test_a_job_that_is_learned_keeps_the_times_of_its_node(
+    joined_seconds: float, asked_seconds: float
+) -> None:
+    """On the pool's clock. Nobody knows when it was submitted: not after it began; it is no older for that."""
+    spec = JobSpec(HALF, ADA, image="x")
+    pool = Pool("a")
+    member = pool.state.members[A]
+    pool.state.members = pool.state.members.put(A, replace(member, enrolled_at=pool.now + joined_seconds))
+    pool.ask_all()
+    pool.do(m.PoolDayTimeSet(60.0))
+    day = pool.now + 60.0
+    report = pool.report("a", S.ENDED, revision=9, ending=exited(0), spec=spec)
+    pool.register("a", replace(report, started_at=day - 500.0, ended_at=day - 200.0))
+    pool.wait(RULES.recover_seconds)
+    (part,) = pool.job().parts
+    assert (pool.job().asked_at, part.started_at, part.ended_at) == (
+        START + asked_seconds,
+        START + asked_seconds,
+        START - 200.0,
+    )
+    assert pool.job().submitted_at == START
 
 
 def test_a_job_that_comes_again_after_a_loss_of_memory_gets_no_number_that_was_used() -> None:
