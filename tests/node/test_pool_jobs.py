@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from gpushared.api.v1 import jobs_pb2, leases_pb2, link_pb2
 from gpushared.domain.jobs.coordinator_events import CancelAsked, JobSubmitted
 from gpushared.domain.jobs.job import Ended, NodeName, Owner
-from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, Unavailable
+from gpushared.domain.model.errors import GpushareError, NotFound, RequestError, TimedOut, Unavailable
 from gpushared.domain.model.lease import JobId
 from gpushared.domain.model.request import Caller
 from gpushared.jobs.job_requests import id_of, older_id_of, read_submit
@@ -155,6 +155,22 @@ async def test_what_the_pool_said_last_is_shown_while_it_is_away(world: World) -
         assert "held by ada@ws3" in seen.sentence
     with pytest.raises(Unavailable):
         await world.of("Hold", jobs_pb2.HoldJobRequest(job_id=name, held=False))
+
+
+async def test_a_pool_that_gives_no_answer_over_its_link_is_said_to_be_slow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link counts as there until a ping of it fails."""
+
+    async def call(*_: object) -> None:
+        raise TimedOut("no answer")
+
+    world.connected = True
+    monkeypatch.setattr(world, "call", call)
+    assert list((await world.listed()).notices) == [
+        "the pool lab does not answer: it is slow; of its jobs those that came in here are shown, as they "
+        "were then"
+    ]
 
 
 async def test_with_the_pool_its_own_word_counts(world: World) -> None:

@@ -33,6 +33,8 @@ TAKEN_SECONDS = 5.0
 """A submit waits this long for the pool's answer, so that the caller gets a refusal."""
 POOL_AWAY = "pool_away"
 """The reason code of an unknown state while the coordinator does not answer."""
+SLOW = "it is slow"
+"""The reason why the pool does not answer while its link is not known to be lost."""
 STOP_GRACE_SECONDS = 10
 MAX_GRACE_SECONDS = 3600
 _GET, _LIST, _CANCEL, _NODES = "Get", "List", "Cancel", "Nodes"
@@ -120,7 +122,7 @@ class PoolJobs:
             while (record := self._outbox.record(job)) is not None and not (record.taken or record.over):
                 remaining_seconds = until - time.monotonic()
                 if not self._link.connected or remaining_seconds <= 0:
-                    return [f"kept on this node until the pool has it: {self._link.away() or 'it is slow'}"]
+                    return [f"kept on this node until the pool has it: {self._link.away() or SLOW}"]
                 await self._outbox.changed(job, min(remaining_seconds, 1.0))
             refusal = refusal_of(record) if record is not None else None
             if refusal is not None:
@@ -344,7 +346,7 @@ class PoolJobs:
         return NotFound(f"there is no job {shown(reference)}", hint="`gpushare jobs` lists them")
 
     def _away(self) -> str:
-        return f"the pool {self.name} does not answer: {self._link.away()}"
+        return f"the pool {self.name} does not answer: {self._link.away() or SLOW}"
 
     def _view(self, record: OutboxRecord) -> jobs_pb2.Job:
         """Show the job's last known state, with the time of that state."""
