@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -44,6 +45,7 @@ async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list
     """Move the configured store to the address ``to``, and return lines that say so."""
     if to == (config.store.url or SQLITE_SCHEME):
         raise StateConflict(f"the store is in {to} already", hint="--to is where it is to go")
+    is_file = to.startswith(SQLITE_SCHEME)
     async with _opened(config, None) as source:
         epoch = await source.lead()
         contents = await source.load()
@@ -55,15 +57,22 @@ async def migrate(config: CoordinatorConfig, to: str, *, replaces: bool) -> list
         mark = await asyncio.to_thread(read_high_water, mark_path(config))
         await _write_mark(config, HighWater(filled, revision, doubted=mark.doubted))
         if isinstance(source, EtcdStore):
-            await mark_as_moved(source, epoch, to)
+            await mark_as_moved(source, epoch, to, _host(config) if is_file else "")
     old_store = "its records stay in etcd, and nobody can use them"
     if not config.store.url:
         old_store = f"the old file is {await asyncio.to_thread(_put_aside, sqlite_path(config, ''), MOVED)}"
-    url = "" if to.startswith(SQLITE_SCHEME) else to
-    return [
+    url = "" if is_file else to
+    lines = [
         f"moved {len(contents.records)} records to {to} (epoch {filled}, revision {revision}); {old_store}",
         f'set url = "{url}" in [store] of the configuration, then start gpushared-pool',
     ]
+    if is_file:
+        lines.append("on all other coordinators: systemctl disable --now gpushared-pool")
+    return lines
+
+
+def _host(config: CoordinatorConfig) -> str:
+    return config.coordinator.advertise or socket.gethostname()
 
 
 async def backup(config: CoordinatorConfig, file: Path) -> list[str]:

@@ -33,10 +33,10 @@ async def fill(store: EtcdStore, contents: Contents, *, above: int, replaces: bo
     return epoch, offset + await store.own_revision()
 
 
-async def mark_as_moved(store: EtcdStore, epoch: int, where: str) -> None:
-    """Let nobody use a store that has gone to ``where``; its records stay."""
+async def mark_as_moved(store: EtcdStore, epoch: int, where: str, host: str = "") -> None:
+    """Let nobody use a store that has gone to ``where``, a file on ``host`` if that is set; its records stay."""
     store_format = (await store.head()).format or StoreFormat()
-    await store.write_format(epoch, replace(store_format, moved_to=where))
+    await store.write_format(epoch, replace(store_format, moved_to=where, moved_host=host))
 
 
 def _parts(contents: Contents) -> Iterator[dict[str, bytes]]:

@@ -24,18 +24,18 @@ class StoreFormat:
 
     A revision of the store is etcd's own plus ``offset``, so that revisions go on where a store that moved
     into etcd had got to. ``filling`` is True until such a move is complete; ``moved_to`` says where the store
-    went when it moved away.
+    went when it moved away. ``moved_host`` names the host if it went into a file there.
     """
 
     offset: int = 0
     filling: bool = False
     moved_to: str = ""
+    moved_host: str = ""
 
     def to_bytes(self) -> bytes:
+        others = {"filling": self.filling, "moved_to": self.moved_to, "moved_host": self.moved_host}
         facts = {"version": VERSION, "offset": self.offset}
-        if self.filling:
-            facts["filling"] = True
-        return json.dumps(facts | ({"moved_to": self.moved_to} if self.moved_to else {})).encode()
+        return json.dumps(facts | {name: value for name, value in others.items() if value}).encode()
 
     def check(self) -> None:
         """Raise ConfigError for a store that no coordinator may use."""
@@ -43,6 +43,12 @@ class StoreFormat:
             raise ConfigError(
                 "the store in etcd is not complete: a migration or a restore was interrupted",
                 hint="run it again",
+            )
+        if self.moved_host:
+            raise ConfigError(
+                f"the store has moved to a file on {self.moved_host}; only the coordinator there can serve it",
+                hint=f"systemctl disable --now gpushared-pool, on all hosts but {self.moved_host}; there, take "
+                "[store] url out",
             )
         if self.moved_to:
             raise ConfigError(
@@ -55,7 +61,8 @@ def read_format(value: bytes) -> StoreFormat:
     try:
         facts = json.loads(value)
         version, offset = int(facts["version"]), int(facts["offset"])
-        store_format = StoreFormat(offset, bool(facts.get("filling", False)), str(facts.get("moved_to", "")))
+        moved_to, moved_host = (str(facts.get(name, "")) for name in ("moved_to", "moved_host"))
+        store_format = StoreFormat(offset, bool(facts.get("filling", False)), moved_to, moved_host)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreUnavailable(
             "the store in etcd cannot be read: its format record is damaged", hint="restore a backup"

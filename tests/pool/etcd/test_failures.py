@@ -378,6 +378,11 @@ async def test_versions_of_etcd_that_must_not_keep_a_pool_are_refused(version: s
         ("format", '{"version": 2, "offset": 0}', "version 2, this program knows up to 1"),
         ("format", '{"version": 1, "offset": 0, "filling": true}', "is not complete"),
         ("format", '{"version": 1, "offset": 0, "moved_to": "sqlite:/p"}', "has moved to sqlite:/p"),
+        (
+            "format",
+            '{"version": 1, "offset": 0, "moved_to": "sqlite:", "moved_host": "h1"}',
+            "has moved to a file on h1; only the coordinator there",
+        ),
         ("format", "what", "is damaged"),
         ("epoch", "what", "is damaged"),
     ],

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -126,8 +127,10 @@ def test_a_store_moves_to_etcd_and_back_with_all_its_records(pool: Pool) -> None
     jobs.add(pool.submit("in etcd"))
     pool.stop()
     before = pool.position()
-    assert "moved" in pool.store("migrate", "--to", "sqlite:")
-    assert "the store has moved to sqlite:" in pool.store("check")
+    assert "on all other coordinators: systemctl disable" in pool.store("migrate", "--to", "sqlite:")
+    said = pool.store("check")
+    assert f"moved to a file on {socket.gethostname()}; only the coordinator there can serve it" in said
+    assert "systemctl disable --now gpushared-pool, on all hosts but" in said
     pool.is_in("")
     assert pool.position() >= before
     pool.process.start()
