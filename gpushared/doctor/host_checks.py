@@ -202,7 +202,8 @@ def link(view: DaemonView) -> CheckFinding:
     if pool.away:
         return failed(
             f"pool {pool.name}: {pool.away}",
-            "does the coordinator run, and is its port for nodes open? jobs and leases here go on meanwhile",
+            pool.hint
+            or "does the coordinator run, and is its port for nodes open? jobs and leases here go on meanwhile",
         )
     if pool.coordinators > 1:
         return ok(f"pool {pool.name} has {pool.coordinators} coordinators, linked by {pool.address}")

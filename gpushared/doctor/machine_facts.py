@@ -62,9 +62,9 @@ class UnmanagedProcess:
 class PoolView:
     """Describe the node's link to its pool. Times are epoch seconds by this machine's clock, ``now`` too.
 
-    ``away``: since when and why there is no link, empty while there is one. ``clock_ahead_seconds``: by how
-    much the coordinator's clock is ahead, None before the first link. ``may_assert``: the node may speak for
-    users of ``realm``.
+    ``away``: since when and why there is no link, empty while there is one. ``hint``: what the coordinator says
+    to do if it refuses the link. ``clock_ahead_seconds``: by how much the coordinator's clock is ahead, None
+    before the first link. ``may_assert``: the node may speak for users of ``realm``.
     """
 
     name: str
@@ -76,6 +76,7 @@ class PoolView:
     realm: str
     may_assert: bool = True
     away: str = ""
+    hint: str = ""
     coordinators: int = 1
     clock_ahead_seconds: float | None = None
 

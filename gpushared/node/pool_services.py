@@ -137,6 +137,7 @@ class PoolServices:
             realm=realm,
             may_assert=facts.may_assert(realm),
             away=self.link.away(),
+            hint=state.hint if state is not None else "",
             coordinators=state.coordinators if state is not None else 1,
             clock_ahead_seconds=state.clock_ahead_seconds if state is not None else None,
         )

@@ -88,6 +88,7 @@ CASES: list[tuple[str, DoctorFacts, Status, str, str]] = [
     ("pool-certificate", pool(now=28 * DAY), W, "good for 2d only", "renews it"),
     ("pool-certificate", view(troubles={"membership": "it is damaged"}), F, "is damaged", "journalctl"),
     ("pool-link", pool(away="there is no link to head:7441"), F, "no link to head", "go on meanwhile"),
+    ("pool-link", pool(away="it was revoked", hint="join again"), F, "it was revoked", "join again"),
     ("pool-clock", pool(clock_ahead_seconds=130.0), F, "is 130 s ahead of this node's", "synchronise"),
     ("pool-clock", pool(clock_ahead_seconds=-31.0), W, "is 31 s behind this node's", "synchronise"),
     ("pool-realm", pool(realm="lab", may_assert=False), F, "are USER@lab", "--node a --realm lab"),

@@ -61,6 +61,8 @@ class LinkState:
     """The text includes the hint."""
     why: str = ""
     """The text leaves out the hint."""
+    hint: str = ""
+    """The hint of a refusal that does not pass by itself."""
     next_try_at: float | None = None
     epoch: int = 0
     clock_ahead_seconds: float | None = None
@@ -180,6 +182,7 @@ class MemberLink:
             heard_at=_day(heard or self._heard_at),
             last_error=str(self._error) if self._error is not None else "",
             why=self._error.message if self._error is not None else "",
+            hint=self._error.hint if self._error is not None and self._is_refused else "",
             next_try_at=_day(self._next_try_at),
             epoch=self._search.linked_epoch,
             clock_ahead_seconds=self._clock_ahead_seconds,
@@ -323,7 +326,7 @@ class MemberLink:
         With several coordinators the next one is dialled before any wait. A program that is no coordinator of
         the pool is no reason to wait either, as long as another address may be good.
         """
-        refused = self._error is not None and self._error.code not in _PASSING
+        refused = self._is_refused
         if self.dial.addresses.has_others and not (refused and not isinstance(self._error, WrongCoordinator)):
             if not self._search.failed(may_recover=not refused):
                 return False, self._random.uniform(0.0, SPREAD * self._beat_seconds) if self._was_up else 0.0
@@ -332,6 +335,10 @@ class MemberLink:
                 return False, self._backoff.brisk_seconds(self._beat_seconds / 2)
         seconds = self._backoff.patient_seconds() if refused else self._backoff.seconds(self._beat_seconds)
         return refused, seconds
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._error is not None and self._error.code not in _PASSING
 
     def _away_seconds(self) -> float:
         return 0.0 if self._lost_since is None else boottime() - self._lost_since

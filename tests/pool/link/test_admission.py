@@ -89,6 +89,7 @@ async def test_a_node_that_is_shut_out_loses_its_stream(coordinator: Coordinator
         assert "was revoked" in node.link.state.last_error
         node.link.hurry()
         await node.until(lambda link: "was revoked" in link.state.last_error)
+        assert node.link.state.hint.startswith("let it join again: gpushare pool token --node n1")
         await coordinator.machine.heard(lambda event: event == m.NodeDisconnected(N1))
 
 
