@@ -141,6 +141,9 @@ def fault(address: str, error: grpc.aio.AioRpcError) -> GpushareError:
     It is TimedOut if the coordinator fell silent, and Unavailable if the connection was closed or refused.
     """
     details = _one_line(error.details() or error.code().name)
+    if error.code() is grpc.StatusCode.INTERNAL:
+        # grpcio says no more of a call that was refused while something was written to it.
+        details = "it ended the connection"
     if any(sign in details for sign in _TLS_FAILED):
         return WrongCoordinator(
             f"who answers at {address} is not the coordinator of this node's pool: {details}",

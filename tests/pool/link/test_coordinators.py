@@ -255,6 +255,14 @@ def test_a_connection_that_the_kernel_or_a_ping_gave_up_counts_as_silence(
     assert type(fault("10.0.0.1:7441", error)) is kind
 
 
+def test_a_call_whose_refusal_grpcio_dropped_is_told_of_without_grpcios_words() -> None:
+    """They come where the coordinator refused the call while something was written to it."""
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+    told = fault("10.0.0.1:7441", error)
+    assert told.message == "the coordinator at 10.0.0.1:7441 does not answer: it ended the connection"
+
+
 async def test_a_standby_lets_nobody_wait_who_has_not_asked_the_leader() -> None:
     standby = Standby("dgx2", lambda: 0.0)
     standby.led_by("dgx3", 2)
