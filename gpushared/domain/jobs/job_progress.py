@@ -37,7 +37,7 @@ from gpushared.domain.jobs.job import (
     Then,
     cut_short,
 )
-from gpushared.domain.jobs.member import HeartbeatReport, RefusalPause
+from gpushared.domain.jobs.member import HeartbeatReport, Member, RefusalPause
 from gpushared.domain.jobs.orders import knows_ranks, name_of, send
 from gpushared.domain.jobs.protocol import Report, moved
 from gpushared.domain.model.backoff import backoff_seconds
@@ -415,12 +415,22 @@ def _is_refused_for_good(part: Part) -> bool:
 
 
 def _too_few_nodes_left(job: Job, draft: PoolDraft) -> bool:
-    """Return True if fewer members are left that might take the job than the job needs."""
+    """Return True if the members that might take the job are too few, or have too few GPUs for a span."""
     if job.spec.target in job.refused_by or len(job.refused_by) >= MAX_REFUSERS:
         return True
     members = draft.state.members.values()
-    count = sum(member.name not in job.refused_by for member in members if member.forgotten_at is None)
-    return count < max(1, job.spec.nodes)
+    willing = [each for each in members if each.name not in job.refused_by and each.forgotten_at is None]
+    return len(willing) < max(1, job.spec.nodes) or (job.spec.span and _have_too_few_gpus(willing, job))
+
+
+def _have_too_few_gpus(members: Iterable[Member], job: Job) -> bool:
+    """Return True if these members together do not have the GPUs of the job, even when they are empty."""
+    request, count = job.spec.request, 0
+    for member in members:
+        if member.inventory is None:
+            return False  # a node that has not connected yet may have any number
+        count += sum(not request.models or gpu.name in request.models for gpu in member.inventory.gpus)
+    return count < request.gpu_count
 
 
 def _reason_of(ending: Ending) -> str:

@@ -61,6 +61,34 @@ def test_a_gang_is_reserved_on_different_nodes_in_the_order_of_their_names() -> 
     assert [part.rank for part in pool.job().parts] == [0, 1, 2]
 
 
+def _refuse_for_good(pool: Pool) -> None:
+    """Its first node does so, and the others end their parts."""
+    first, *others = pool.where()
+    pool.says(first, S.REFUSED, ending=Ending(EndKind.FAILED, "no account"))
+    for node in others:
+        pool.says(node, S.REFUSED, ending=Ending(EndKind.CANCELLED))
+
+
+@pytest.mark.parametrize("models", [(), ("A100",)])
+def test_a_job_over_several_nodes_fails_once_those_left_have_too_few_gpus(models: tuple[str, ...]) -> None:
+    """With as many as it asks for it goes to them; GPUs of other models do not count."""
+    pool = Pool()
+    for node in ("a", "b", "c", "d"):
+        pool.do(m.NodeEnrolled(NodeName(node)))
+        pool.register(node, model="A100")
+    if models:
+        pool.do(m.NodeEnrolled(NodeName("e")))
+        pool.register("e", gpus=8)
+    pool.submit(request=replace(WHOLE, gpu_count=3, models=models), span=True)
+    _refuse_for_good(pool)
+    pool.wait(60.0)
+    for node in pool.state.members:
+        pool.heartbeat(node)
+    pool.is_now(Placing)
+    _refuse_for_good(pool)
+    assert pool.ended() == JobFailed("node a will not have it: no account; node b will not have it: no account")
+
+
 def test_a_gang_starts_when_all_are_reserved_and_that_was_written() -> None:
     """Each is told of all the others."""
     pool = _reserved()
