@@ -147,7 +147,10 @@ def test_an_order_is_written_before_anything_else_is_done() -> None:
         ((), "ada"),
         ((Project("vision", users=frozenset({"bob"})),), "ada"),
         ((Project("vision"), Project("robots", users=frozenset({"ada"}))), "robots"),
-        ((Project("robots", users=frozenset({"ada"})), Project("vision", users=frozenset({"ada"}))), "vision"),
+        (
+            (Project("robots", users=frozenset({"ada"})), Project("vision", users=frozenset({"ada"}))),
+            "vision",
+        ),
     ],
     ids=["no project", "a project of others", "another project of the owner", "the same project"],
 )

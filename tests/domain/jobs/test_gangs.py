@@ -86,7 +86,9 @@ def test_a_job_over_several_nodes_fails_once_those_left_have_too_few_gpus(models
         pool.heartbeat(node)
     pool.is_now(Placing)
     _refuse_for_good(pool)
-    assert pool.ended() == JobFailed("node a will not have it: no account; node b will not have it: no account")
+    assert pool.ended() == JobFailed(
+        "node a will not have it: no account; node b will not have it: no account"
+    )
 
 
 def test_a_gang_starts_when_all_are_reserved_and_that_was_written() -> None:
