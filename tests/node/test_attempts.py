@@ -529,8 +529,9 @@ ALONE = Owner("alone@lab", "x")
 
 
 def limited_node(new_daemon: NewDaemon, engine: str, *, containers: int) -> Node:
-    """A node on which a user may have so many containers."""
-    node = new_node(new_daemon, engine, config=f"[gate]\ncontainers_per_user = {containers}\n")
+    """A node on which a user may have so many containers, and publish one port."""
+    limits = f"containers_per_user = {containers}\nports_per_user = 1\n"
+    node = new_node(new_daemon, engine, config=f"[gate]\n{limits}")
     node.daemon.config = node.daemon.config.replace('"eva" =', '"alone@lab" = "uucp"\n"eva" =')
     node.daemon.start()
     return node
@@ -557,6 +558,23 @@ def test_containers_that_are_kept_for_their_logs_keep_no_job_from_running(
         assert (ending.kind, ending.exit_code) == (EndKind.EXITED, 0), ending.reason
     assert [node.listed(place.key.job) for place in over] == [[], [], []]
     assert len(node.containers(runs.key.job)) == 1
+
+
+def test_a_job_that_another_limit_refuses_costs_nobody_the_kept_containers(
+    new_daemon: NewDaemon, docker_engine: str
+) -> None:
+    """Where the number of containers has no limit too."""
+    node = limited_node(new_daemon, docker_engine, containers=0)
+    over = order(node, "true", owner=ALONE)
+    node.placed(over)
+    node.until(over.key, AttemptState.ENDED)
+    ports = {f"{port}/tcp": [{"HostPort": "0"}] for port in (80, 81)}
+    other = order(node, "true", owner=ALONE, host={"NetworkMode": "bridge", "PortBindings": ports})
+    node.placed(other)
+    ending = node.until(other.key, AttemptState.ENDED).ending
+    assert ending is not None
+    assert ending.reason.startswith("your containers would publish 2 ports")
+    assert len(node.containers(over.key.job)) == 1
 
 
 def test_a_job_at_the_limit_of_its_users_containers_may_be_tried_again(

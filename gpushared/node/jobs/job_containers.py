@@ -392,7 +392,7 @@ class KeptContainers:
         """
         gate = self._loopback_gate.gate_as(DAEMON)
         containers = await own_containers(gate, account)
-        if len(containers) < self.retention.user_limit:
+        if not self.retention.user_limit or len(containers) < self.retention.user_limit:
             return False
         ended_at = {record.lease: record.at for record in self._over() if record.lease is not None}
         kept = {
