@@ -15,7 +15,7 @@ from gpushared.domain.jobs.node_messages import EngineEnded, MachineGoesDown
 from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import EngineGone, GpushareError, JournalUnavailable
-from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused, Suspended
+from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused, Requeued, Starting, Suspended
 from gpushared.gate.containers.inject import binds_late, is_unnamed
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
@@ -72,7 +72,11 @@ def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
     if event.condition not in {Condition.EXITED, Condition.GONE}:
         return False
     lease = state.of_container(event.container)
-    return lease is not None and lease.attempt is not None and not isinstance(lease.state, Draining)
+    if lease is None or lease.attempt is None or isinstance(lease.state, Draining):
+        return False
+    # A container that is to be started again had ended before.
+    waits = isinstance(lease.state, Requeued) or (isinstance(lease.state, Starting) and lease.state.held)
+    return event.condition is Condition.GONE or not waits
 
 
 def _is_unfinished_job(event: ContainerSeen, state: NodeState) -> bool:
@@ -156,10 +160,10 @@ class ContainerReconciler:
     async def _failed(self, error: GpushareError) -> None:
         if isinstance(error, JournalUnavailable):
             return
-        # Where systemd listens for Docker, a call during its restart meets no refusal and just takes long.
-        if not self._gone:
-            self._gone = isinstance(error, EngineGone) or await is_docker_going_down()
         self.lost(str(error))
+        # Where systemd listens for Docker, a call during its restart meets no refusal and just takes long.
+        if isinstance(error, EngineGone) or (not self._gone and await is_docker_going_down()):
+            self._gone = True
 
     def lost(self, text: str) -> None:
         """Raise the trouble that the engine does not answer; only a new connection ends that trouble."""
