@@ -266,6 +266,11 @@ class Session:
                 return await work
         except TimeoutError:
             raise TimedOut(f"the coordinator did not answer in {seconds:.0f} s") from None
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            # A write that took too long was cancelled, and grpc.aio then cancelled the whole call.
+            raise TimedOut(f"the coordinator did not take the registration in {seconds:.0f} s") from None
         finally:
             del work  # as in ``talk``
 

@@ -73,19 +73,43 @@ class LateWrites:
         return getattr(self._call, name)
 
 
+class StuckWrites(LateWrites):
+    """A call to a coordinator that does not read."""
+
+    async def send_serialized_message(self, message: bytes) -> None:
+        await asyncio.Event().wait()
+
+
+def change_writes(monkeypatch: pytest.MonkeyPatch, writes: type[LateWrites]) -> None:
+    register = Session.register
+
+    async def register_with(session: Session) -> None:
+        call: Any = session._call
+        await call.wait_for_connection()
+        call._cython_call = writes(call._cython_call)
+        await register(session)
+
+    monkeypatch.setattr(Session, "register", register_with)
+
+
+async def test_a_registration_that_the_coordinator_does_not_take_in_time_is_tried_again(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write that is given up cancels the call, but not the daemon."""
+    node = member_of(coordinator, timing=Timing(answer=LATE_SECONDS))
+    with monkeypatch.context() as patched:
+        change_writes(patched, StuckWrites)
+        async with node.running():
+            await node.until(lambda link: "did not take the registration" in link.state.last_error)
+            patched.undo()
+            await node.connected()
+
+
 async def test_a_welcome_that_comes_before_its_registration_counts_as_written_is_a_link(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write that is given up then would cancel the call, and the daemon with it."""
-    register = Session.register
-
-    async def register_late(session: Session) -> None:
-        call: Any = session._call
-        await call.wait_for_connection()
-        call._cython_call = LateWrites(call._cython_call)
-        await register(session)
-
-    monkeypatch.setattr(Session, "register", register_late)
+    change_writes(monkeypatch, LateWrites)
     node = member_of(coordinator)
     async with node.running():
         await node.connected()
