@@ -80,7 +80,7 @@ class Suspender:
         if facts is None or facts.status is not ContainerStatus.RUNNING:
             return
         try:
-            await self._save(container)
+            await self._save(container, undo=False)
             await self._engine.freeze(container)
         except GpushareError as error:
             if not await self._answers(container):
@@ -110,15 +110,19 @@ class Suspender:
                 f"it uses {format_memory(used)} on its GPUs, and the host has {format_memory(free)} free"
             )
 
-    async def _save(self, container: ContainerId) -> frozenset[int]:
-        """Save all processes, also those that began during the save, which would keep GPU memory."""
+    async def _save(self, container: ContainerId, *, undo: bool = True) -> frozenset[int]:
+        """Save all processes, also those that began during the save, which would keep GPU memory.
+
+        ``undo``: after a failure, restore those that were saved; not where the GPUs are leased to others.
+        """
         saved: frozenset[int] = frozenset()
         while new := await asyncio.to_thread(members, container) - saved:
             try:
                 await self._checkpoints.save(new)
             except GpushareError:
-                with suppress(GpushareError):
-                    await self._checkpoints.restore(saved)
+                if undo:
+                    with suppress(GpushareError):
+                        await self._checkpoints.restore(saved)
                 raise
             saved |= new
         return saved
