@@ -80,8 +80,8 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
         if self._decided is None or self._decided[0] is not self.state:
             try:
                 decided = decisions(self.state, self._clock.now())
-            except Exception as error:  # noqa: BLE001 - a bug in the pass, whatever it raises
-                self._pass_failed(error)
+            except Exception:  # a bug in the pass
+                log.exception("no decisions on the queue")
                 decided = ()
             self._decided = (self.state, decided)
         return self._decided[1]
@@ -108,8 +108,8 @@ class Loop(WriteAheadLoop[NodeState, m.Event, Step]):
             raise
         except Exception as error:  # noqa: BLE001 - a bug in the pass, whatever it raises
             # Leases must end, and containers be followed, also where a bug in the pass grants nothing.
-            step = handle(state, event, self._clock.now(), grants=False)
             self._pass_failed(error)
+            step = handle(state, event, self._clock.now(), grants=False)
         else:
             self._troubles.cleared(QUEUE)
         return step, step.state
