@@ -397,6 +397,7 @@ OFF_THE_BUS = Ending(
     EndKind.LOST,
     "GPU 0 fell off the bus (XID 79)",
     hint="reset it (`nvidia-smi -r -i 0`) or reboot, then `gpushare undrain 0`",
+    passing=True,
 )
 
 

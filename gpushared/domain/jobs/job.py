@@ -258,7 +258,11 @@ class Ending:
     hint: str = ""
     passing: bool = False
     """The attempt could not begin for a reason that may pass soon, such as a registry that does not
-    answer."""
+    answer; or it is lost because a GPU failed under it, which may be its program's doing."""
+
+    @property
+    def is_gpu_loss(self) -> bool:
+        return self.passing and self.kind is EndKind.LOST
 
     def cut_short(self) -> Ending:
         """Return the ending with texts that a record can always hold."""
@@ -432,6 +436,8 @@ class Job:
     """Earlier attempts that ran, the newest last."""
     preemptions: int = 0
     """The job had to give way this many times, which loses its work."""
+    gpu_losses: int = 0
+    """A GPU failed under the job this many times."""
     presumed: Part | None = None
     """The only part of the newest attempt, as its node last reported it. It is set when the attempt was
     presumed over without a report from its node, and no other attempt was begun since."""

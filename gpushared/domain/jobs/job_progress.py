@@ -48,6 +48,9 @@ MAX_REFUSERS = 16
 """The job fails after this many nodes have refused it."""
 MOST_DOUBLINGS = 4
 """The pause of a node that goes on refusing with the same report is doubled at most this many times."""
+MAX_GPU_LOSSES = 1
+"""If a GPU fails under a job once more, that counts as the job's failure. Its program may be the cause, and
+would put one GPU after the other out of use."""
 FORGOTTEN = Ending(EndKind.LOST, "its node has no record of it any more")
 
 
@@ -113,7 +116,8 @@ def apply(job: Job, node: NodeName, report: Report, draft: PoolDraft) -> None:
         guarded=report.guarded,
     )
     new = timed(new, moved(report, draft.state.moment), job.asked_at, draft.now)
-    if report.state is AttemptState.REFUSED or (new.ending is not None and new.ending.passing):
+    could_not_begin = new.ending is not None and new.ending.passing and not new.ending.is_gpu_loss
+    if report.state is AttemptState.REFUSED or could_not_begin:
         _count_refusal(new, 0.0 if isinstance(job.state, Ended) else job.state.since, draft)
     elif report.state is not AttemptState.PREPARING:
         _forgive(node, draft)
@@ -284,7 +288,13 @@ def _conclude(job: Job, part: Part, draft: PoolDraft) -> None:
     if part.state is AttemptState.REFUSED:
         _refused(job, part, ending, draft)
         return
-    if _passes(job, ending, draft):
+    if ending.is_gpu_loss:
+        job = replace(job, gpu_losses=job.gpu_losses + 1)
+        if job.gpu_losses > MAX_GPU_LOSSES:
+            reason = cut_short(f"{_reason_of(ending)}; another GPU had failed under the job before")
+            _fail(job, replace(ending, reason=reason), draft)
+            return
+    elif _passes(job, ending, draft):
         _try_later(job, _named(ending, (part.node,)), draft)
         return
     match _fate(part):

@@ -252,7 +252,8 @@ def lose(lease: Lease, failed: Failed, draft: Draft) -> None:
     """Record that the attempt of a lease, if it has one, ends because its GPU broke: its job may run again."""
     attempt = None if lease.attempt is None else _live(lease.coordinator, lease.attempt, draft)
     if attempt is not None and attempt.ending is None:
-        _note(attempt, attempt.state, draft, ending=Ending(EndKind.LOST, failed.reason, hint=failed.hint))
+        ending = Ending(EndKind.LOST, failed.reason, hint=failed.hint, passing=True)
+        _note(attempt, attempt.state, draft, ending=ending)
 
 
 def engine_ended(event: EngineEnded, draft: Draft) -> None:

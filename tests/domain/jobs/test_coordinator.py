@@ -119,6 +119,12 @@ def test_what_its_node_ended_reads_of_the_cause_and_not_of_a_person() -> None:
 AGAIN: dict[str, tuple[dict[str, Any], Ending, int, float]] = {
     "it failed and may be retried: later, and that counts": ({"retries": 2}, exited(1), 1, 5.0),
     "its node went down: at once, and that does not count": ({}, Ending(EndKind.LOST), 0, 0.0),
+    "its GPU failed: at once, and the first time does not count": (
+        {},
+        Ending(EndKind.LOST, "GPU 0 fell off the bus", passing=True),
+        0,
+        0.0,
+    ),
     "it gave way: at once": ({}, Ending(EndKind.PREEMPTED), 0, 0.0),
     "its node heard nothing for too long: at once": ({}, Ending(EndKind.FENCED), 0, 0.0),
 }
@@ -151,6 +157,19 @@ def test_a_job_is_retried_later_each_time_and_not_for_ever() -> None:
         pool.says("a", S.RUNNING)
     pool.says("a", S.ENDED, ending=exited(1))
     assert pool.ended() == JobFailed("exit code 1", 1)
+
+
+def test_a_job_under_which_a_second_gpu_fails_has_failed() -> None:
+    """Its program may be the cause, and would put one GPU after the other out of use."""
+    pool = Pool("a")
+    pool.running()
+    fell = Ending(EndKind.LOST, "GPU 0 fell off the bus", hint="reset it", passing=True)
+    pool.says("a", S.ENDED, ending=fell)
+    pool.says("a", S.RUNNING)
+    pool.says("a", S.ENDED, ending=fell)
+    assert pool.ended() == JobFailed(
+        "GPU 0 fell off the bus; another GPU had failed under the job before", hint="reset it"
+    )
 
 
 # --- what comes late -----------------------------------------------------------------------------------
