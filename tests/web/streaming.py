@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -30,8 +31,11 @@ class StreamReader:
         self._raw, self._text = rest, ""
 
     def event(self) -> dict[str, Any]:
-        """The next event: its data, with its kind."""
+        """The next event: its data, with its kind. Raises ``TimeoutError`` if only heartbeats come."""
+        deadline = time.monotonic() + SECONDS
         while True:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no event came in {SECONDS:.0f} s")
             while "\n\n" not in self._text:
                 self._text += self._chunk()
             block, _, self._text = self._text.partition("\n\n")

@@ -106,6 +106,19 @@ def test_a_page_reads_the_log_of_a_container_of_its_user(shared: DaemonProcess, 
     stream.until("log", end=True)
 
 
+def test_the_log_of_a_container_begins_again_after_each_of_its_restarts(
+    shared: DaemonProcess, browse: Log
+) -> None:
+    lease = shared.hold("0.25", uid=ALICE, command=("sh", "-c", SAY))
+    stream = browse(shared, ALICE).stream({"log": ["logs", {"lease_id": lease["id"]}]})
+    stream.until("log", first=True)
+    for _ in range(2):
+        shared.check("restart", lease["container_id"], uid=ALICE)
+        stream.until("log", end=True)
+        stream.until("log", first=True)
+    shared.call("Leases/Stop", {"lease_id": lease["id"], "grace_seconds": 0}, uid=ALICE)
+
+
 def test_a_page_is_told_why_a_lease_has_no_log(shared: DaemonProcess, browse: Log) -> None:
     lease = shared.request("0.1", uid=ALICE)
     stream = browse(shared).stream({"log": ["logs", {"lease_id": lease["id"]}]})

@@ -320,6 +320,7 @@ def _token(view: leases_pb2.Lease) -> str:
     figures = (
         view.id,
         view.state,
+        view.since,
         view.deadline,
         view.container_id,
         view.waiting.SerializeToString(deterministic=True),
