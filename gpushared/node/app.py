@@ -25,6 +25,7 @@ from gpushared.daemon.troubles import Troubles
 from gpushared.domain.leases.instructions import DropEdits
 from gpushared.domain.leases.node_state import ENDED_KEPT_IN_MEMORY, NodeState
 from gpushared.domain.model.errors import ConfigError, GpushareError, JournalUnavailable
+from gpushared.domain.model.lease import ContainerId
 from gpushared.gate.containers.passwd import PasswdFiles
 from gpushared.gate.docker_gate import Gate
 from gpushared.gate.mounts.held_mounts import HeldMounts
@@ -70,6 +71,7 @@ from gpushared.node.services.simulation import Simulation
 from gpushared.notify.outbox import NotificationOutbox
 from gpushared.notify.payload import Origin
 from gpushared.pool.member.node_ports import Answerer
+from gpushared.ports import ContainerFacts
 from gpushared.storage.audit.audit_log import AuditLog
 from gpushared.storage.notification_file import SqliteNotifications
 from gpushared.web.browser_server import take_over
@@ -178,6 +180,7 @@ class Daemon:
             self._reconciler,
             self._sampler,
         )
+        self._lease_service = self._make_lease_service(loop, executor)
         self._make_verifier(loop, stack)
         stack.push_async_callback(self._recorder.close)
         self._job_host = self._make_job_host(loop, executor)
@@ -189,7 +192,7 @@ class Daemon:
         stack.callback(self._client_presence.processes.close)
         await self._heartbeat.take_back()  # a lease whose process has ended would hold its GPUs for nobody
         await self._first_look(loop, executor)
-        await self._serve(loop, executor, stack, listener)
+        await self._serve(loop, stack, listener)
 
     def _make_observers(self, loop: Loop) -> None:
         """Make the parts that report clients, containers and GPUs to the loop."""
@@ -291,7 +294,12 @@ class Daemon:
             passwd_directory=str(Path(config.node.state_dir) / USERS_FILES_NAME),
             simulated=self._parts.gpus.simulated,
         )
-        self._reconciler.on_change = verifier.changed
+
+        def changed(change: ContainerFacts | ContainerId) -> None:
+            verifier.changed(change)
+            self._lease_service.container_changed(change)
+
+        self._reconciler.on_change = changed
 
         def reached() -> None:
             verifier.reached()
@@ -357,10 +365,7 @@ class Daemon:
             if lease.device_name not in live:
                 executor.perform(DropEdits(lease.id, lease.device_name))
 
-    async def _serve(
-        self, loop: Loop, executor: Executor, stack: AsyncExitStack, listener: socket.socket
-    ) -> None:
-        self._lease_service = self._make_lease_service(loop, executor)
+    async def _serve(self, loop: Loop, stack: AsyncExitStack, listener: socket.socket) -> None:
         await load_enrolment(self._enrolment, self._troubles)
         self._api = self._make_api(loop)
         self._set_defaults()

@@ -200,6 +200,22 @@ async def test_a_job_that_waits_to_be_started_again_is_not_lost_with_the_engine(
         assert node.ending is None
 
 
+async def test_a_survey_reports_a_container_whose_removal_no_event_told() -> None:
+    troubles = Troubles()
+    loop = Loop(NodeState(), MemoryJournal(), ManualClock(), troubles)
+    engine = FakeEngine(FAKE_FACTS)
+    box = engine.create("box")
+    changes: list[ContainerFacts | ContainerId] = []
+    async with loop.running():
+        reconciler = ContainerReconciler(loop, engine, FakeCheckpoints(), troubles, simulated=True)
+        reconciler.on_change = changes.append
+        await reconciler.survey()
+        del engine._containers[box]
+        for _ in range(2):
+            await reconciler.survey()
+    assert changes[1:] == [box]
+
+
 async def test_an_engine_that_was_too_slow_at_the_start_is_no_trouble_once_it_answers() -> None:
     """Else the daemon would go on to look at containers, and show a trouble that is over for ever."""
     troubles = Troubles()

@@ -19,7 +19,7 @@ from docker.errors import APIError
 from tests.bed import parts
 from tests.bed.fixtures import CdiEngine
 from tests.node.conftest import NewDaemon
-from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, connected, wait_until
+from tests.node.daemon import OWN_LABEL, DaemonProcess, Json, connected, name, wait_until
 
 ALICE, BOB = 61001, 61002
 FREQUENT_INTERIM = (sys.executable, "-m", "tests.node.frequent_interim")
@@ -141,6 +141,27 @@ def test_a_client_that_is_killed_leaves_the_queue(node: DaemonProcess) -> None:
     with subprocess.Popen(words) as process:
         wait_until(lambda: queued(node), "it waits")
         process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not queued(node), "its request has left the queue")
+
+
+def start(daemon: DaemonProcess, name: str) -> subprocess.Popen[str]:
+    """``docker start`` in a process of its own."""
+    command = [str(parts.DOCKER), "-H", f"unix://{daemon.socket}", "start", name]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("node", ["start waits"], indirect=True)
+def test_a_start_whose_container_is_removed_while_it_waits_ends_and_leaves_the_queue(
+    node: DaemonProcess,
+) -> None:
+    node.request("1")
+    container = name()
+    node.create_container("--name", container, "--label", f"{ONE_GPU}=1")
+    waiting = start(node, container)
+    wait_until(lambda: queued(node), "it waits")
+    node.check("rm", container)
+    _, error = waiting.communicate(timeout=30)
+    assert (waiting.returncode, f"No such container: {container}" in error) == (1, True), error
     wait_until(lambda: not queued(node), "its request has left the queue")
 
 

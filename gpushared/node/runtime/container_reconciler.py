@@ -107,6 +107,8 @@ class ContainerReconciler:
         self._troubles = troubles
         self._simulated = simulated
         self._survey_asked = asyncio.Event()
+        self._surveyed: frozenset[ContainerId] = frozenset()
+        """The last survey found these containers."""
         self._surveyed_at: float | None = None
         """The last survey that the engine answered began at this time (seconds since the epoch)."""
         self._gone = False
@@ -240,8 +242,12 @@ class ContainerReconciler:
         await self._report_before_ends(*events)
         await self._loop.send(EngineSurveyed(events, at))
         self._surveyed_at = began_at
+        present = frozenset(facts.id for facts in containers)
         for facts in containers:
             self.on_change(facts)
+        for gone in self._surveyed - present:
+            self.on_change(gone)
+        self._surveyed = present
         await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:

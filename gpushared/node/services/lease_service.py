@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -86,6 +86,8 @@ class LeaseService:
         self._background_tasks = TaskSet()
         self._to_drop: set[LeaseId] = set()
         """Leases whose claim is over, but not yet written as over."""
+        self._starts: dict[asyncio.Timeout, ContainerId] = {}
+        """The waits of starts that are for a new lease of their container."""
 
     def engine_facts(self) -> EngineFacts:
         if self._reconciler.facts is None:
@@ -263,6 +265,24 @@ class LeaseService:
         else:
             await self._lease_again(facts, caller)
 
+    def container_changed(self, change: ContainerFacts | ContainerId) -> None:
+        """End the starts that wait for a lease for a container that is gone."""
+        for wait in [wait for wait, container in self._starts.items() if container == change]:
+            del self._starts[wait]
+            wait.reschedule(0.0)
+
+    @asynccontextmanager
+    async def _while_it_exists(self, container: ContainerFacts) -> AsyncIterator[None]:
+        """Raise NotFound, in the engine's words, if the container is removed while the block waits."""
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._starts[wait] = container.id
+                yield
+        except TimeoutError:
+            raise NotFound(f"No such container: {container.name}") from None
+        finally:
+            self._starts.pop(wait, None)
+
     async def start_failed(self, container: ContainerId) -> None:
         await self._reconciler.inspect(container)
 
@@ -349,7 +369,8 @@ class LeaseService:
             container_name=facts.name,
             image=facts.image,
         )
-        claim = await self._acquire(submitted, patience)
+        async with self._while_it_exists(facts):
+            claim = await self._acquire(submitted, patience)
         await self.created(claim.lease, facts.id, facts.name, facts.image, stays=False)
 
     async def _request_again(self, facts: ContainerFacts, caller: Caller) -> tuple[Request, Caller]:
