@@ -719,7 +719,7 @@ def test_a_lease_that_never_was_is_not_found() -> None:
 def test_a_device_name_that_is_in_use_is_refused() -> None:
     """Two leases would overwrite each other's settings."""
     node = Node(device_name="c-1")
-    with pytest.raises(StateConflict, match="c-1 has a lease already"):
+    with pytest.raises(StateConflict, match=rf"c-1 has a lease already \({node.lease.id}\)"):
         node.send(m.RequestSubmitted(HALF, ALICE, device_name="c-1"))
 
 

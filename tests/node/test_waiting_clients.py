@@ -165,6 +165,26 @@ def test_a_start_whose_container_is_removed_while_it_waits_ends_and_leaves_the_q
     wait_until(lambda: not queued(node), "its request has left the queue")
 
 
+@pytest.mark.parametrize("node", ["start waits"], indirect=True)
+def test_a_second_start_of_a_container_that_waits_is_refused_and_takes_nothing_from_the_first(
+    node: DaemonProcess,
+) -> None:
+    holder = node.request("1")
+    container = name()
+    node.create_container("--rm", "--name", container, "--label", f"{ONE_GPU}=1")
+    first = start(node, container)
+    wait_until(lambda: queued(node), "it waits")
+    (lease,) = queued(node)
+    second = node.docker("start", container)
+    assert second.returncode == 1
+    words = f"{container} waits for a GPU already ({lease['id']}) (`gpushare why {lease['id']}`"
+    assert words in second.stderr, second.stderr
+    node.call("Leases/Release", {"lease_id": holder["id"]})
+    out, error = first.communicate(timeout=60)
+    assert (first.returncode, out.strip()) == (0, container), error
+    assert node.wait_lease(lease["id"], "active")["container_name"] == container
+
+
 def run_at(socket: str, mark: str) -> None:
     """What is killed above."""
     client = sdk.DockerClient(f"unix://{socket}", timeout=IMPATIENT_SECONDS)

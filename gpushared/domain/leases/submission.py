@@ -10,11 +10,11 @@ from gpushared.domain.leases.granting import decisions
 from gpushared.domain.leases.node_state import Draft, lease_id
 from gpushared.domain.leases.terms import check_terms, with_models, with_request
 from gpushared.domain.model.errors import (
+    LeasedAlready,
     LimitReached,
     NoRoom,
     PermissionRefused,
     RequestError,
-    StateConflict,
 )
 from gpushared.domain.model.lease import Lease, Queued
 from gpushared.domain.model.notification import check_allowed
@@ -45,8 +45,13 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
-    if event.device_name and draft.view().of_device(name) is not None:
-        raise StateConflict(f"{name} has a lease already", hint="wait until it has ended")
+    other = draft.view().of_device(name)
+    if other is not None:
+        has = "waits for a GPU" if isinstance(other.state, Queued) else "has a lease"
+        raise LeasedAlready(
+            f"{event.container_name or name} {has} already ({other.id})",
+            hint=f"`gpushare why {other.id}` tells its story",
+        )
     lease = Lease(
         id=identity,
         sequence=draft.next_sequence,

@@ -115,6 +115,10 @@ class StateConflict(GpushareError):
     code = Code.FAILED_PRECONDITION
 
 
+class LeasedAlready(StateConflict):
+    """The container has a lease, or waits for one, by another request."""
+
+
 class LimitReached(GpushareError):
     """A bound of the daemon is reached; try again later."""
 

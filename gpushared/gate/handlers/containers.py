@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from gpushared.domain.model.errors import GpushareError, NotFound, PermissionRefused, StateConflict
+from gpushared.domain.model.errors import (
+    GpushareError,
+    LeasedAlready,
+    NotFound,
+    PermissionRefused,
+    StateConflict,
+)
 from gpushared.domain.model.request import Caller
 from gpushared.gate.api.body import HOST_NETWORK, check_ports, section, serialise, strings
 from gpushared.gate.api.fields import EXEC_SPELLINGS, EXEC_START_TABLE, EXEC_TABLE, UPDATE_TABLE
@@ -115,10 +121,12 @@ class ContainerHandlers:
     async def _gone_if_refused(self, call: Call, container: Container) -> AsyncIterator[None]:
         """Remove a container whose start is refused, as the engine does: `docker run --rm` waits for that.
 
-        A container that runs stays.
+        A container that runs stays, and so does one that another request starts.
         """
         try:
             yield
+        except LeasedAlready:
+            raise
         except GpushareError:
             if container.auto_remove and call.match.route.action is RouteAction.START:
                 await self._engine.call("DELETE", f"/containers/{container.id}?v=1".encode())
