@@ -222,10 +222,10 @@ async def test_no_lease_is_asked_for_while_the_image_is_missing(
 
 
 async def test_a_lease_that_nobody_knows_of_is_released_when_the_create_fails(
-    docker: Docker, lease_service: FakeLeaseService, sleeper: str
+    docker: Docker, lease_service: FakeLeaseService
 ) -> None:
-    lease_service.calls.clear()
-    await docker("create", "--name", sleeper, "--gpus", "1", docker.image)
+    refused = await docker("create", "--workdir", "no/root", "--gpus", "1", docker.image)
+    assert b"working directory" in refused.err
     assert lease_service.call_names == ["acquire", "release"]
 
 

@@ -185,6 +185,24 @@ def test_a_second_start_of_a_container_that_waits_is_refused_and_takes_nothing_f
     assert node.wait_lease(lease["id"], "active")["container_name"] == container
 
 
+@pytest.mark.parametrize("node", ["create waits"], indirect=True)
+def test_a_create_that_the_engine_cannot_take_is_refused_before_it_waits(node: DaemonProcess) -> None:
+    node.request("1")
+    taken = name()
+    node.run_container("--name", taken)
+    cases = [
+        (0, ("--name", "y"), "Invalid container name (y), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed"),
+        (0, ("--name", taken), f'The container name "/{taken}" is already in use by container'),
+        (ALICE, ("--name", taken), f"The container name {taken} is taken by somebody else's container"),
+        (0, ("--memory", "1m"), "Minimum memory limit allowed is 6MB"),
+    ]
+    for uid, words, sentence in cases:
+        options = node.container_options("--label", f"{ONE_GPU}=1", *words)
+        done = node.docker("run", *options, uid=uid, timeout_seconds=20)
+        assert (done.returncode, sentence in done.stderr) == (125, True), done.stderr
+    assert queued(node) == []
+
+
 def run_at(socket: str, mark: str) -> None:
     """What is killed above."""
     client = sdk.DockerClient(f"unix://{socket}", timeout=IMPATIENT_SECONDS)

@@ -42,7 +42,15 @@ from gpushared.gate.containers.inject import (
     merge_env,
 )
 from gpushared.gate.containers.lease_port import Claim, LeasePort
-from gpushared.gate.containers.ownership import NOT_FOUND, NamedLocks, find_owned, find_volume, inspect
+from gpushared.gate.containers.ownership import (
+    CONFLICT,
+    ENGINE_NAME,
+    NOT_FOUND,
+    NamedLocks,
+    find_owned,
+    find_volume,
+    inspect,
+)
 from gpushared.gate.mounts.helper_process import run_helper
 from gpushared.gate.policy.mount_rules import volumes_of
 from gpushared.net.error_answers import docker_error
@@ -56,6 +64,8 @@ CREATED = 201
 ROOT_USER = "0:0"
 """The judge writes root's user in this form."""
 NO_IMAGE = "No such image: "
+MIN_MEMORY_BYTES = 6 << 20
+"""The engine gives no container less."""
 CREATE_SECONDS = 600.0
 """A first container of a big image can take minutes on a slow disk."""
 NO_GATE_LABELS = dict.fromkeys((LABEL_DEVICE, LABEL_JOB, LABEL_ATTEMPT), "")
@@ -77,6 +87,11 @@ class CreateOrder:
     record: CallRecord = field(default_factory=CallRecord)
     confined: bool = False
     """True if the body was judged."""
+
+    @property
+    def name(self) -> str:
+        """Return the container's future name, empty if the engine is to choose one."""
+        return self.target.get("name").removeprefix("/")
 
 
 class Creator:
@@ -140,15 +155,32 @@ class Creator:
             return await self._post(
                 order, {**NO_REQUEST_LABELS, LABEL_DEVICE: device_name, **labels_of(gpu_request)}
             )
-        missing = await self._missing_image(order)
-        if missing is not None:
-            return missing
-        name, image = order.target.get("name").removeprefix("/"), str(order.body.get("Image") or "")
+        _check_before_wait(order)
+        refusal = await self._taken_name(order) or await self._missing_image(order)
+        if refusal is not None:
+            return refusal
+        image = str(order.body.get("Image") or "")
         with hints_for_docker():
-            claim = await self._lease_service.acquire(gpu_request, order.caller, name, image)
+            claim = await self._lease_service.acquire(gpu_request, order.caller, order.name, image)
         return await self._finish(
             self._create_leased(order, claim, self._lease_service.release, labels_of(gpu_request))
         )
+
+    async def _taken_name(self, order: CreateOrder) -> EngineAnswer | None:
+        """Return the engine's answer if a container has the name now, before the request waits."""
+        if not order.name:
+            return None
+        # The name may be the beginning of several ids.
+        with contextlib.suppress(RequestError):
+            holder = await inspect(self._engine, "containers", order.name, suffix="/json")
+            if holder is not None and holder.get("Name") == f"/{order.name}":
+                words = (
+                    f'Conflict. The container name "/{order.name}" is already in use by container '
+                    f'"{holder["Id"]}". You have to remove (or rename) that container to be able to reuse '
+                    "that name."
+                )
+                return EngineAnswer(CONFLICT, (), docker_error(words))
+        return None
 
     async def _missing_image(self, order: CreateOrder) -> EngineAnswer | None:
         """Return the engine's answer if it lacks the image: no request may hold a GPU during an image pull.
@@ -250,6 +282,17 @@ class Creator:
 def _log_refusal(task: asyncio.Task[EngineAnswer]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.info("create refused: %s", error)
+
+
+def _check_before_wait(order: CreateOrder) -> None:
+    """Raise RequestError, in the engine's words, for a create that it would refuse after the wait."""
+    if order.name and not ENGINE_NAME.fullmatch(order.name):
+        raise RequestError(
+            f"Invalid container name ({order.name}), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed"
+        )
+    memory_bytes = section(order.body, "HostConfig").get("Memory")
+    if isinstance(memory_bytes, int) and 0 < memory_bytes < MIN_MEMORY_BYTES:
+        raise RequestError("Minimum memory limit allowed is 6MB")
 
 
 def _mounts_of(order: CreateOrder) -> list[Body]:

@@ -37,7 +37,8 @@ CONFLICT = 409
 NEVER_STARTED = "created"
 STOPPED = frozenset({NEVER_STARTED, "exited"})
 """These are the engine's words for the state of a container."""
-VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+ENGINE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
+"""The engine takes these names for containers and volumes."""
 BEGINNING_OF_ID = re.compile(r"[0-9a-f]{1,64}")
 LIKE_AN_ID = re.compile(r"/?[0-9a-f]{12,64}")
 LISTINGS = {"containers": b"/containers/json?all=1", "networks": b"/networks"}
@@ -315,7 +316,7 @@ async def find_volume(engine: EngineSocket, name: str, caller: Caller) -> dict[s
     except NotYours:
         raise
     except NotFound:
-        if not VOLUME_NAME.fullmatch(name):
+        if not ENGINE_NAME.fullmatch(name):
             raise
         return None
 
