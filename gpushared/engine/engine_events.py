@@ -197,6 +197,7 @@ def facts_of_inspect(answer: Mapping[str, Any]) -> ContainerFacts:
             memory=ContainerMemory(int(answer["HostConfig"].get("Memory") or 0)),
             start_error=str(state.get("Error") or "")[:START_ERROR_CHARACTERS],
             ran_seconds=_ran_seconds(state),
+            started_at=_moment(str(state.get("StartedAt") or "")),
             finished_at=_moment(str(state.get("FinishedAt") or "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -227,6 +227,8 @@ class ContainerFacts:
     """This is the engine's message on the newest failed start; empty if the container began."""
     ran_seconds: float | None = None
     """The container's last run took this long; None if it is not over, or the engine does not tell."""
+    started_at: float | None = None
+    """This is when the newest run began, in seconds since the epoch; None if that is not known."""
     finished_at: float | None = None
     """This is when the newest run ended, in seconds since the epoch; None if that is not known."""
 

@@ -72,6 +72,24 @@ def test_an_engine_that_goes_away_and_comes_back_costs_nobody_a_lease(
     wait_until(lambda: not on_engine.troubles(), "all is well again")
     kept = on_engine.lease(stays["id"])
     assert (kept["state"], on_engine.pid_of(stays["container_id"])) == ("active", pid)
+    assert kept["since"] == stays["since"], "its container was not restarted"
+
+
+def test_a_container_that_comes_back_with_its_engine_is_told_to_have_been_restarted(
+    new_daemon: NewDaemon, private_engine: Callable[..., PrivateEngine]
+) -> None:
+    engine = private_engine()
+    daemon = new_daemon(engine=engine.socket)
+    daemon.start()
+    before = daemon.hold("0.5", "--restart", "always")
+    engine.kill()
+    wait_until(says(daemon, "engine"), "the engine's end is told")
+    engine.start()
+    wait_until(lambda: not daemon.troubles(), "all is well again")
+    daemon.call("Leases/Wait", {"lease_id": before["id"], "token": before["token"], "timeout_seconds": 30})
+    assert daemon.story(before["id"])[-1] == "the container was restarted, and nobody saw its end"
+    after = daemon.lease(before["id"])
+    assert (after["state"], after["since"] > before["since"]) == ("active", True)
 
 
 def is_at_second_attempt(daemon: DaemonProcess, name: str) -> bool:

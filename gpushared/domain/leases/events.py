@@ -228,6 +228,8 @@ class ContainerSeen:
     """The reason why the container could not be started; empty if its process began."""
     ran_seconds: float | None = None
     """The container's last run took this long; None if it is not over, or the source did not report it."""
+    runs_anew: bool = False
+    """The container has begun a run since the last report on it."""
 
 
 @dataclass(frozen=True, slots=True)

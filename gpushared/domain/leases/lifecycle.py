@@ -198,7 +198,10 @@ def _seen_up(lease: Lease, event: ContainerSeen, draft: Draft) -> None:
     container = event.container
     match event.condition:
         case Condition.RUNNING if isinstance(lease.state, Active):
-            # The container may have been restarted so fast that only its new run was seen.
+            # The container may have been restarted so fast, or with the engine, that only its new run was seen.
+            if event.runs_anew:
+                to = replace(lease.state, since=draft.now)
+                draft.move(lease, to, "the container was restarted, and nobody saw its end")
             draft.do(HoldContainer(lease.id, container))
         case Condition.RUNNING if isinstance(lease.state, Paused):
             draft.move(lease, Active(lease.grants, container, draft.now), "the container goes on")

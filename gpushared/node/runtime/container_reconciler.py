@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from gpushared.daemon.systemd import is_docker_going_down, is_machine_going_down
@@ -107,8 +108,8 @@ class ContainerReconciler:
         self._troubles = troubles
         self._simulated = simulated
         self._survey_asked = asyncio.Event()
-        self._surveyed: frozenset[ContainerId] = frozenset()
-        """The last survey found these containers."""
+        self._begun: dict[ContainerId, float] = {}
+        """The newest run of each container that the core has heard of began then; 0 before the first."""
         self._surveyed_at: float | None = None
         """The last survey that the engine answered began at this time (seconds since the epoch)."""
         self._gone = False
@@ -149,12 +150,8 @@ class ContainerReconciler:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _changed(self, change: ContainerFacts | ContainerId) -> None:
-        event = (
-            event_of(change) if isinstance(change, ContainerFacts) else ContainerSeen(change, Condition.GONE)
-        )
         try:
-            await self._report_before_ends(event)
-            await self._loop.send(event)
+            await self._report(change)
         except JournalUnavailable:
             log.debug("change not recorded: the journal is away; a survey follows")
         self.on_change(change)
@@ -233,27 +230,26 @@ class ContainerReconciler:
         ``ended_since``: the engine has ended since then, and ended the containers that it had; earlier ends
         were reported while it ran.
         """
-        at, began_at = self._loop.now(), time.time()
+        at, began_at, known = self._loop.now(), time.time(), frozenset(self._begun)
         containers = await self._engine.containers()
-        events = tuple(event_of(facts) for facts in containers)
+        events = tuple(self._event_of(facts) for facts in containers)
         if ended_since is not None:
             late = {each.id for each in containers if (each.finished_at or 0.0) >= ended_since}
             await self._report_engine_end([event for event in events if event.container in late])
         await self._report_before_ends(*events)
         await self._loop.send(EngineSurveyed(events, at))
         self._surveyed_at = began_at
-        present = frozenset(facts.id for facts in containers)
         for facts in containers:
             self.on_change(facts)
-        for gone in self._surveyed - present:
+        for gone in known - {facts.id for facts in containers}:
+            self._begun.pop(gone, None)
             self.on_change(gone)
-        self._surveyed = present
         await self._check_instances()
 
     async def inspect(self, container: ContainerId) -> None:
         """Report one container to the core."""
         facts = await self._engine.inspect(container)
-        await self._report(ContainerSeen(container, Condition.GONE) if facts is None else event_of(facts))
+        await self._report(container if facts is None else facts)
 
     async def note_end(self, facts: ContainerFacts, at: float) -> None:
         """Report an end to the core that no event has reported yet; ``facts`` are of ``at``, or later.
@@ -264,11 +260,22 @@ class ContainerReconciler:
         if lease is None or event.condition is not Condition.EXITED:
             return
         if isinstance(lease.state, Active | Paused) and lease.state.since < at:
-            await self._report(event)
+            await self._report(facts)
 
-    async def _report(self, event: ContainerSeen) -> None:
+    async def _report(self, change: ContainerFacts | ContainerId) -> None:
+        event = (
+            self._event_of(change)
+            if isinstance(change, ContainerFacts)
+            else ContainerSeen(change, Condition.GONE)
+        )
         await self._report_before_ends(event)
         await self._loop.send(event)
+
+    def _event_of(self, facts: ContainerFacts) -> ContainerSeen:
+        """Return the engine's facts in the core's terms, with whether the core has not heard of this run yet."""
+        known, began = self._begun.get(facts.id), facts.started_at or 0.0
+        self._begun[facts.id] = max(known or 0.0, began)
+        return replace(event_of(facts), runs_anew=known is not None and began > known)
 
     async def _report_before_ends(self, *events: ContainerSeen) -> None:
         """Report first the facts that explain the ends of jobs, such as a shutdown of the machine.
