@@ -81,8 +81,8 @@ def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
     )
 
 
-def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage]:
-    """Return the newest lines, fetched page by page, oldest first, and the first page."""
+def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage, bool]:
+    """Return the newest lines, fetched page by page, oldest first, the first page, and if there are older ones."""
     first = page(limit=min(PAGE, limit))
     lines = list(first.lines)
     while lines and len(lines) < limit:
@@ -90,17 +90,18 @@ def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine]
         if not older:
             break
         lines = [*older, *lines]
-    return lines, first
+    return lines, first, len(lines) >= limit and bool(page(limit=1, before=lines[0].number).lines)
 
 
-def _screen(lines: Sequence[AuditLine], page: AuditPage) -> Screen:
+def _screen(lines: Sequence[AuditLine], page: AuditPage, has_older: bool = False) -> Screen:
     now = time.time()
+    notes = [f"older lines are not shown: --limit, at most {MAX_LIMIT}"] if has_older else []
     return Screen(
         rows=[_row(line, now) for line in lines],
         items=[line.to_json() for line in lines],
         ids=[str(line.number) for line in lines],
         simulated=page.simulated,
-        notes=[page.trouble] if page.trouble else [],
+        notes=[*notes, *([page.trouble] if page.trouble else [])],
     )
 
 
@@ -111,7 +112,7 @@ def fetch(client: Client, options: Options) -> Screen:
 def _follow_screens(client: Client, options: Options) -> Iterator[Screen]:
     """Yield the newest lines, then new ones as they come, without end."""
     page = _pages(client, options)
-    lines, first = _newest(page, options.limit(LIMIT, MAX_LIMIT))
+    lines, first, _ = _newest(page, options.limit(LIMIT, MAX_LIMIT))
     yield _screen(lines, first)
     newest = first.newest
     while True:

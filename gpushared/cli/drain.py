@@ -7,12 +7,12 @@ import re
 import click
 
 from gpushared.cli import complete, text
+from gpushared.cli.gpus import NO_LEASES
 from gpushared.client import Client, Gpu
 from gpushared.client.pool_calls import PoolClient
 
 _GPU = re.compile(r"all|\d+(:\d+)?|(GPU|MIG|SIM)-.*", re.IGNORECASE)
 """The names of GPUs have these forms; any other word is a node's name."""
-NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
 def is_node(name: str) -> bool:

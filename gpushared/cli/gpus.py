@@ -10,6 +10,7 @@ from gpushared.cli.table import Column, Row
 from gpushared.client import Client, Drained, Gpu, GpuList
 
 SPLIT = "mig"
+NO_LEASES = frozenset({"drained", "unhealthy"})
 
 
 def _free(gpu: Gpu) -> str:
@@ -29,7 +30,7 @@ def gpu_row(gpu: Gpu, node: str, now: float) -> Row:
         "temp": "" if temp is None else f"{temp} C",
         "power": "" if power is None else f"{power:.0f} W",
         "leases": str(gpu.leases),
-        "free": "" if gpu.mode == SPLIT else _free(gpu),
+        "free": "" if gpu.mode in {SPLIT, *NO_LEASES} else _free(gpu),
         "leasable": text.memory(gpu.memory_leasable_bytes),
         "unmanaged": text.memory(gpu.memory_unmanaged_bytes),
         "sharing": gpu.sharing,

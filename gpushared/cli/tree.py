@@ -172,6 +172,8 @@ def invoke(argv: Sequence[str]) -> int:
         raise UsageError(message[:1].lower() + message[1:], hint=_hint(error)) from error
     except click.exceptions.Exit as error:
         return error.exit_code
+    except click.exceptions.Abort:  # so click words Ctrl-C
+        raise KeyboardInterrupt from None
     except SystemExit as error:  # so click ends a completion
         return int(error.code or 0)
     return code if isinstance(code, int) else 0

@@ -258,7 +258,7 @@ class SimulatedGpus:
         gpu = next((gpu for gpu in self._gpus if gpu.label == label), None)
         if gpu is None:
             labels = [gpu.label for gpu in self._gpus]
-            raise RequestError(f"There is no simulated GPU {label}", hint=f"there are {', '.join(labels)}")
+            raise RequestError(f"there is no simulated GPU {label}", hint=f"GPUs here: {', '.join(labels)}")
         return gpu
 
     def _change(self, gpu: _SimulatedGpu) -> None:

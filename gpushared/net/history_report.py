@@ -10,6 +10,7 @@ from gpushared.storage.history.hour_use import HOUR_MS
 from gpushared.storage.history.records import HistoryFilter, LeaseHistory, SeriesName
 
 FINISHED = "finished"
+OVER_LIMIT = "over_limit"
 LONG_RUN_MS = 3 * 24 * HOUR_MS
 """The curve of a longer run is read by hours."""
 
@@ -71,6 +72,7 @@ async def _course(
         asked_share=summary.memory_bytes is None,
         is_over=lease.ended_ms is not None,
         ended_by_itself=summary.outcome == FINISHED,
+        was_over_limit=summary.outcome == OVER_LIMIT,
         ran_ms=lease.run_ms,
         idle_at_end_ms=idle_at_end_ms(samples, lease.started_ms or until_ms, until_ms),
         time_limit_seconds=summary.time_limit_seconds,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.answers import GRANT, QUEUED, lease
 from tests.cli.process import ASK_ONCE, Gpushare
-from tests.cli.standin import Reply, StandIn, ok, refusal
+from tests.cli.standin import Call, Reply, StandIn, ok, refusal
 
 GIB = 1024**3
 PS_COLUMNS = ["LEASE", "USER", "STATE", "GPU", "SHARE", "MEMORY", "WALL", "AGE", "LEFT", "IMAGE", "NAME"]
@@ -185,7 +186,9 @@ def test_gpus_says_which_are_drained_why_since_when_and_by_whom(gpushare: Gpusha
         {"uuid": "GPU-a", "index": 0, "name": "H100", "mode": "drained", "drained": fan},
         {"uuid": "GPU-b", "index": 1, "name": "H100", "mode": "unhealthy", "drained": sick},
     ]
-    standin.answers["Gpus/List"] = ok({"gpus": listed})
+    free = {"compute_free_permille": 1000, "memory_free_bytes": 80 << 30}
+    standin.answers["Gpus/List"] = ok({"gpus": [{**gpu, **free} for gpu in listed]})
+    assert gpushare("gpus", "-o", "columns=free").stdout.split()[:3] == ["FREE", "-", "-"]
     lines = gpushare("gpus").stdout.splitlines()
     assert lines[-2:] == [
         "drained: GPU 0: new fan (root, 4m ago)",
@@ -217,6 +220,22 @@ def test_a_request_has_waited_since_it_was_taken_off_its_gpus(
     standin.answers["Leases/Explain"] = ok({"lease": suspended})
     assert gpushare("queue", "-o", "columns=waited").stdout.split()[-1] == waited
     assert f"waits for {waited}, start" in gpushare("queue", "--explain").stdout
+
+
+def test_audit_says_that_it_leaves_out_older_lines(gpushare: Gpushare, standin: StandIn) -> None:
+    lines: list[dict[str, Any]] = [
+        {"number": number, "at": 1000.0 + number, "user": "ann", "what": "Stop"} for number in (1, 2, 3)
+    ]
+
+    def answer(call: Call) -> Reply:
+        before = call.body.get("before") or 4
+        older = [line for line in lines if line["number"] < before]
+        return ok({"lines": older[-call.body["limit"] :]})
+
+    standin.answers["Audit/List"] = answer
+    left_out = "older lines are not shown"
+    assert left_out in gpushare("audit", "--limit", "2").stdout
+    assert left_out not in gpushare("audit", "--limit", "3").stdout
 
 
 def test_all_asks_for_ended_leases(gpushare: Gpushare, standin: StandIn) -> None:

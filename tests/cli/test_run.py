@@ -443,6 +443,17 @@ def test_a_signal_while_the_daemon_is_away_ends_the_attempts(gpushare: Gpushare,
     assert process.returncode == 130
 
 
+def test_ctrl_c_ends_every_command_that_waits_with_its_own_code(gpushare: Gpushare, standin: StandIn) -> None:
+    held = threading.Event()
+    standin.answers["Leases/Get"] = Reply(hold=held)
+    process = gpushare.start("wait", "l-7f3k")
+    standin.wait_for("Leases/Get")
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    held.set()
+    assert (process.returncode, told.strip()) == (130, "")
+
+
 def test_a_second_signal_does_not_wait_for_a_hanging_daemon(gpushare: Gpushare, standin: StandIn) -> None:
     held = threading.Event()
     standin.answers["Leases/Request"] = ok(QUEUED)

@@ -226,6 +226,7 @@ COURSE = Course(
     asked_share=False,
     is_over=True,
     ended_by_itself=True,
+    was_over_limit=False,
     ran_ms=2 * HOUR,
     idle_at_end_ms=0,
     time_limit_seconds=None,
@@ -242,6 +243,10 @@ IDLE = replace(USED, active_permille_ms=0, idle_permille_ms=250 * 2 * HOUR, used
         ({}, []),
         ({"peak_mib": 7_270}, [(NoteKind.MEMORY_TOO_BIG, "--gpu-memory 8g")]),
         ({"peak_mib": 19_500}, [(NoteKind.MEMORY_NEAR_LIMIT, "--gpu-memory 22g")]),
+        (
+            {"peak_mib": 7_270, "was_over_limit": True, "ended_by_itself": False},
+            [(NoteKind.MEMORY_NEAR_LIMIT, "--gpu-memory 22g")],
+        ),
         ({"account": IDLE, "peak_mib": 0}, [(NoteKind.NO_KERNEL, "gpushare run --rm IMAGE nvidia-smi")]),
         ({"idle_at_end_ms": 45 * MINUTE}, [(NoteKind.IDLE_AT_END, "gpushare stop")]),
         ({"time_limit_seconds": 24 * 3600}, [(NoteKind.TIME_LIMIT, "--time 4h")]),

@@ -58,6 +58,8 @@ class Course:
     """The lease asked for a part of a GPU instead of memory."""
     is_over: bool
     ended_by_itself: bool
+    was_over_limit: bool
+    """The lease was ended because it used too much memory. No recorded sample has to show that."""
     ran_ms: int
     idle_at_end_ms: int
     """No kernel was seen to run for so long before the end, or until now."""
@@ -118,13 +120,12 @@ def _memory(course: Course) -> Note | None:
     if not peak_mib or not held_mib or account.memory_seen_mib_ms < held_mib * LEAST_RUN_MS:
         return None
     of_held = f"{format_memory(peak_mib * MIB)} of {format_memory(held_mib * MIB)}"
-    if peak_mib > held_mib * NEAR_LIMIT_RATIO:
+    if course.was_over_limit or peak_mib > held_mib * NEAR_LIMIT_RATIO:
         more = nice_memory_mib(held_mib / course.gpu_count * MARGIN_RATIO)
-        return Note(
-            NoteKind.MEMORY_NEAR_LIMIT,
-            f"it used {of_held}: a little more, and it would have been over its limit",
-            f"--gpu-memory {_size(more)}",
-        )
+        told = f"it used {of_held}: a little more, and it would have been over its limit"
+        if course.was_over_limit:
+            told = f"it was ended because it used more than {format_memory(held_mib * MIB)}"
+        return Note(NoteKind.MEMORY_NEAR_LIMIT, told, f"--gpu-memory {_size(more)}")
     nice = nice_memory_mib(peak_mib / course.gpu_count * MARGIN_RATIO)
     if nice * course.gpu_count > held_mib * MUCH_UNUSED_RATIO:
         return None
