@@ -138,14 +138,20 @@ class _Board:
     def keep_rest(self, need: FixedQuotaNeed, *, in_use: bool = False) -> bool:
         """Keep the rest around work that is there, else on the GPU that has the least left.
 
-        ``in_use``: only around build work that fits in the rest. Return False if there is no such GPU.
+        ``in_use``: only around build work that fits in the rest, and rather on a GPU that cannot be kept as a
+        whole one. Return False if there is no such GPU.
         """
         fitting = [slot for slot in need.slots if self._fits(need, slot, need.rest)]
         if in_use:
             fitting = [slot for slot in fitting if need.held(slot) != NONE and need.is_within_rest(slot)]
         if fitting:
             best = min(
-                fitting, key=lambda slot: (-need.held(slot).permille, self._free[slot.gpu.id].permille)
+                fitting,
+                key=lambda slot: (
+                    in_use and self._fits(need, slot, WHOLE_PERMILLE),
+                    -need.held(slot).permille,
+                    self._free[slot.gpu.id].permille,
+                ),
             )
             self._keep(need, best, need.rest)
         return bool(fitting)
