@@ -14,6 +14,7 @@ const WHOLE = 1000;
 const UNHEARD = "unknown"; // the mode of the GPUs of a node that is silent
 const WAITING_SHOWN = 4;
 const MODES = ["free", "shared", "exclusive"]; // of GPUs that take leases
+const NO_LEASES = ["drained", "unhealthy"];
 
 export const title = "GPUs";
 
@@ -81,7 +82,7 @@ function gpuCard(gpu, leases, context) {
       h("h2", null, h("bdi", null, where), `GPU ${gpuName(gpu)}`),
       name(gpu.name, "quiet"),
       h("span", { class: gpu.drained || isUnheard ? "tag bad" : "tag" }, gpu.mode)),
-    split ? h("p", { class: "quiet" }, "Its MIG instances are leased, each by itself.") : h("p", { class: "free" }, isUnheard ? "When last heard of, free: " : "Free: ", h("strong", null, freeSize(gpu))),
+    split ? h("p", { class: "quiet" }, "Its MIG instances are leased, each by itself.") : h("p", { class: "free" }, isUnheard ? "When last heard of, free: " : "Free: ", h("strong", null, NO_LEASES.includes(gpu.mode) ? "-" : freeSize(gpu))),
     !split && strips(gpu, holdings),
     h("p", { class: "quiet" }, readings(gpu)),
     !split && h("details", null, h("summary", null, "As a table"), holders(gpu, holdings, context)));
