@@ -81,8 +81,8 @@ def _pages(client: Client, options: Options) -> Callable[..., AuditPage]:
     )
 
 
-def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage, bool]:
-    """Return the newest lines, fetched page by page, oldest first, the first page, and if there are older ones."""
+def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine], AuditPage]:
+    """Return the newest lines, fetched page by page, oldest first, and the first page."""
     first = page(limit=min(PAGE, limit))
     lines = list(first.lines)
     while lines and len(lines) < limit:
@@ -90,10 +90,10 @@ def _newest(page: Callable[..., AuditPage], limit: int) -> tuple[list[AuditLine]
         if not older:
             break
         lines = [*older, *lines]
-    return lines, first, len(lines) >= limit and bool(page(limit=1, before=lines[0].number).lines)
+    return lines, first
 
 
-def _screen(lines: Sequence[AuditLine], page: AuditPage, has_older: bool = False) -> Screen:
+def _screen(lines: Sequence[AuditLine], page: AuditPage, *, has_older: bool = False) -> Screen:
     now = time.time()
     notes = [f"older lines are not shown: --limit, at most {MAX_LIMIT}"] if has_older else []
     return Screen(
@@ -106,13 +106,16 @@ def _screen(lines: Sequence[AuditLine], page: AuditPage, has_older: bool = False
 
 
 def fetch(client: Client, options: Options) -> Screen:
-    return _screen(*_newest(_pages(client, options), options.limit(LIMIT, MAX_LIMIT)))
+    page, limit = _pages(client, options), options.limit(LIMIT, MAX_LIMIT)
+    lines, first = _newest(page, limit)
+    has_older = len(lines) >= limit and bool(page(limit=1, before=lines[0].number).lines)
+    return _screen(lines, first, has_older=has_older)
 
 
 def _follow_screens(client: Client, options: Options) -> Iterator[Screen]:
     """Yield the newest lines, then new ones as they come, without end."""
     page = _pages(client, options)
-    lines, first, _ = _newest(page, options.limit(LIMIT, MAX_LIMIT))
+    lines, first = _newest(page, options.limit(LIMIT, MAX_LIMIT))
     yield _screen(lines, first)
     newest = first.newest
     while True:

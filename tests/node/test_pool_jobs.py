@@ -168,9 +168,8 @@ async def test_a_pool_that_gives_no_answer_over_its_link_is_said_to_be_slow(
     world.connected = True
     monkeypatch.setattr(world, "call", call)
     (notice,) = (await world.listed()).notices
-    assert notice.startswith(
-        "the pool lab does not answer: it is slow; of its jobs those that came in here are"
-    )
+    slow = "the pool lab does not answer: it is slow"
+    assert notice == f"{slow}; of its jobs those that came in here are shown, as they were then"
 
 
 async def test_with_the_pool_its_own_word_counts(world: World) -> None:

@@ -139,7 +139,7 @@ def _walls(answers: Answers) -> dict[str, list[str]]:
 
 def health(gpu: Gpu) -> str:
     """Return one word; the lines above the panels have the sentence."""
-    if gpu.mode in {"unhealthy", "drained", "unknown"}:  # unknown while its node is silent
+    if gpu.mode in {*gpus.NO_LEASES, "unknown"}:  # unknown while its node is silent
         return gpu.mode
     return "trouble" if gpu.trouble else "ok"
 

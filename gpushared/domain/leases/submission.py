@@ -45,13 +45,7 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     check_possible(draft.view(), request)
     identity = lease_id(draft.next_sequence)
     name = event.device_name or str(identity)
-    other = draft.view().of_device(name)
-    if other is not None:
-        has = "waits for a GPU" if isinstance(other.state, Queued) else "has a lease"
-        raise LeasedAlready(
-            f"{event.container_name or name} {has} already ({other.id})",
-            hint=f"`gpushare why {other.id}` tells its story",
-        )
+    _check_not_leased(event, draft)
     lease = Lease(
         id=identity,
         sequence=draft.next_sequence,
@@ -78,6 +72,17 @@ def submit(event: RequestSubmitted, draft: Draft) -> Lease:
     return draft.put(
         lease.note(draft.now, f"{event.caller.name} asked for {describe(request)}{of_job}{limit_text}")
     )
+
+
+def _check_not_leased(event: RequestSubmitted, draft: Draft) -> None:
+    """Raise LeasedAlready if the container has a lease, or another request waits for one."""
+    other = draft.view().of_device(event.device_name) if event.device_name else None
+    if other is not None:
+        has = "waits for a GPU" if isinstance(other.state, Queued) else "has a lease"
+        raise LeasedAlready(
+            f"{event.container_name or event.device_name} {has} already ({other.id})",
+            hint=f"`gpushare why {other.id}` tells its story",
+        )
 
 
 def _project(event: RequestSubmitted, policy: Policy) -> str:

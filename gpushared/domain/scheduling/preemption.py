@@ -243,11 +243,9 @@ class PreemptionRules:
             waited_at += longest_wait_seconds
         free_from = max(holder.started_at + least, waited_at)
         at = max(free_from, self.now)
-        return (
-            NEVER
-            if right is PreemptionReason.PRIORITY and loses_long_run(holder, at, self.policy)
-            else free_from
-        )
+        if right is PreemptionReason.PRIORITY and loses_long_run(holder, at, self.policy):
+            return NEVER
+        return free_from
 
     def _has_the_turn(self, holder: RunningLease) -> bool:
         """Return True if its project's last turn went to the lease: the oldest of those that started then."""

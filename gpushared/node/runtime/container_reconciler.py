@@ -16,7 +16,16 @@ from gpushared.domain.jobs.node_messages import EngineEnded, MachineGoesDown
 from gpushared.domain.leases.events import Condition, ContainerSeen, EngineSurveyed, Means, MeansKnown
 from gpushared.domain.leases.node_state import NodeState
 from gpushared.domain.model.errors import EngineGone, GpushareError, JournalUnavailable
-from gpushared.domain.model.lease import Active, ContainerId, Draining, Paused, Requeued, Starting, Suspended
+from gpushared.domain.model.lease import (
+    Active,
+    ContainerId,
+    Draining,
+    Lease,
+    Paused,
+    Requeued,
+    Starting,
+    Suspended,
+)
 from gpushared.gate.containers.inject import binds_late, is_unnamed
 from gpushared.node.runtime.loop import Loop
 from gpushared.ports import (
@@ -68,24 +77,24 @@ def event_of(facts: ContainerFacts) -> ContainerSeen:
     )
 
 
-def _is_end_of_job(event: ContainerSeen, state: NodeState) -> bool:
-    """Return True if a job's container has ended, and not because this node ends its lease."""
+def _ended_job(event: ContainerSeen, state: NodeState) -> Lease | None:
+    """Return the lease of a job whose container has ended; None if this node ends the lease itself."""
     if event.condition not in {Condition.EXITED, Condition.GONE}:
-        return False
+        return None
     lease = state.of_container(event.container)
     if lease is None or lease.attempt is None or isinstance(lease.state, Draining):
-        return False
+        return None
     # A container that is to be started again had ended before.
     waits = isinstance(lease.state, Requeued) or (isinstance(lease.state, Starting) and lease.state.held)
-    return event.condition is Condition.GONE or not waits
+    return lease if event.condition is Condition.GONE or not waits else None
 
 
 def _is_unfinished_job(event: ContainerSeen, state: NodeState) -> bool:
     """Return True if a job's container has ended with an error, or while its programs were frozen."""
-    if event.condition is not Condition.EXITED or not _is_end_of_job(event, state):
+    lease = _ended_job(event, state)
+    if lease is None or event.condition is not Condition.EXITED:
         return False
-    lease = state.of_container(event.container)
-    return bool(event.exit_code) or (lease is not None and isinstance(lease.state, Paused | Suspended))
+    return bool(event.exit_code) or isinstance(lease.state, Paused | Suspended)
 
 
 class ContainerReconciler:
@@ -284,7 +293,7 @@ class ContainerReconciler:
         check the jobs in the containers would count as failed, but they have to run again. The check is made
         only when a job ends unfinished.
         """
-        if any(_is_end_of_job(event, self._loop.state) for event in events):
+        if any(_ended_job(event, self._loop.state) is not None for event in events):
             await self.before_job_ends()
         state = self._loop.state
         is_asked = not state.goes_down and any(_is_unfinished_job(event, state) for event in events)
